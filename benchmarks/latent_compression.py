@@ -1,16 +1,20 @@
 """KL of compressed latents (``convert --to mla --rank``) against plain SVD at equal cache bytes.
 
     python benchmarks/latent_compression.py [--steps 300]
+    python benchmarks/latent_compression.py --model FOLDER --calibration TEXT --text TEXT
 
-A byte-level Llama (4 layers, hidden size 128, 8 query heads and 4 KV heads of 16) learns the
-training text of the demo model, which is also the calibration text; KL is measured on 32 windows of
-held-out text. The peers keep as many numbers for each token, half for keys and half for values, by
-singular values of the weights alone (the four constants of a latent are among growkit's numbers):
+Without a folder, a byte-level Llama (4 layers, hidden size 128, 8 query heads and 4 KV heads of 16)
+learns the training text of the demo model, which is also the calibration text; KL is measured on 16
+windows of held-out text. The peers keep as many numbers for each token by singular values of the
+weights alone (the constant of a latent is among growkit's numbers):
 
-- ``plain SVD``: ``k_proj`` and ``v_proj``, each truncated as a whole. Keys are then rotated after
-  they are expanded, which no cache of MLA can do: the peer is flattered.
-- ``SVD for each frequency``: ``v_proj`` likewise; keys of all KV heads at one frequency, which RoPE
-  rotates alike, by a real matrix each (RoRoPE's form), equally many for every frequency.
+- ``SVD for each frequency``: keys of all KV heads at one frequency, which RoPE rotates alike, by a
+  real matrix each (RoRoPE's form), equally many for every frequency, in half of the numbers; and
+  ``v_proj`` in the other half. Only this peer can be stored as latents of MLA.
+- ``SVD of each``: ``k_proj`` and ``v_proj``, each truncated as a whole in half of the numbers
+  (Palu's form, in which CARE compares). Keys are rotated after they are expanded, at every step.
+- ``SVD of both``: the rows of ``k_proj`` and ``v_proj`` truncated together (MHA2MLA's form, without
+  its rotary key). Keys are again rotated after they are expanded.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import torch
 import transformers
 from measuring import head, machine, row
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import growkit
 from growkit.cli.demo import MODEL, held_out_text, training_text
@@ -41,9 +45,8 @@ CONFIG = LlamaConfig(
     max_position_embeddings=512,
     tie_word_embeddings=True,
 )
-KV_HEADS, PAIRS = 4, 8
-FULL = 2 * KV_HEADS * 2 * PAIRS
-RANKS = (100, 68, 36)
+SHARES = (0.78, 0.53, 0.28)
+"""Numbers, as parts of the full cache."""
 BATCH, CONTEXT = 4, 256
 
 
@@ -72,67 +75,99 @@ def truncated(matrix: Tensor, rank: int) -> Tensor:
     return (left[..., :rank] * values[..., None, :rank]) @ right[..., :rank, :]
 
 
-def by_frequency(keys: Tensor, rank: int) -> Tensor:
+def by_frequency(keys: Tensor, heads: int, rank: int) -> Tensor:
     """Keys of which every frequency has as many components."""
-    halves = keys.unflatten(0, (KV_HEADS, 2, PAIRS)).permute(2, 0, 1, 3)  # [pairs, heads, 2, …]
-    left = truncated(halves.flatten(2), rank // (2 * PAIRS)).view_as(halves)
+    halves = keys.unflatten(0, (heads, 2, -1)).permute(2, 0, 1, 3)  # [pairs, heads, 2, hidden]
+    left = truncated(halves.flatten(2), max(1, rank // (2 * len(halves)))).view_as(halves)
     return left.permute(1, 2, 0, 3).flatten(0, 2)
 
 
-def peer(source: Path, out: Path, rank: int, of_keys: Callable[[Tensor, int], Tensor]) -> None:
+def for_each_frequency(keys: Tensor, values: Tensor, heads: int, rank: int) -> tuple[Tensor, ...]:
+    """See the module."""
+    return by_frequency(keys, heads, rank // 2), truncated(values, rank - rank // 2)
+
+
+def of_each(keys: Tensor, values: Tensor, heads: int, rank: int) -> tuple[Tensor, ...]:
+    """See the module."""
+    return truncated(keys, rank // 2), truncated(values, rank - rank // 2)
+
+
+def of_both(keys: Tensor, values: Tensor, heads: int, rank: int) -> tuple[Tensor, ...]:
+    """See the module."""
+    return truncated(torch.cat([keys, values]), rank).chunk(2)
+
+
+PEERS = {
+    "SVD for each frequency": for_each_frequency,
+    "SVD of each": of_each,
+    "SVD of both": of_both,
+}
+
+
+def write_peer(source: Path, out: Path, rank: int, peer: Callable[..., tuple[Tensor, ...]]) -> None:
     """Write the model whose keys and values are what singular values leave."""
     model = AutoModelForCausalLM.from_pretrained(source)
+    heads = model.config.num_key_value_heads
     with torch.no_grad():
         for layer in model.model.layers:
-            keys, values = layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight
-            keys.copy_(of_keys(keys, rank // 2))
-            values.copy_(truncated(values, rank - rank // 2))
+            weights = layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight
+            for weight, left in zip(weights, peer(*weights, heads, rank), strict=True):
+                weight.copy_(left)
     model.save_pretrained(out)
     for file in source.glob("tokenizer*"):
         copy(file, out)
 
 
+def trained_in(folder: Path, steps: int) -> tuple[Path, Path, Path]:
+    """A trained model, a text to calibrate, and a held-out text."""
+    source, calibration, text = (folder / name for name in ("source", "training.txt", "text.txt"))
+    trained(steps).save_pretrained(source)
+    for file in MODEL.glob("tokenizer*"):
+        copy(file, source)
+    calibration.write_text(training_text(), encoding="utf-8")
+    text.write_text(held_out_text(), encoding="utf-8")
+    return source, calibration, text
+
+
 def main() -> None:
-    """Train, compress, print."""
+    """Train or read, compress, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
-    steps = parser.parse_args().steps
+    for name in ("model", "calibration", "text"):
+        parser.add_argument(f"--{name}", type=Path)
+    chosen = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     print(machine())
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        source, out = folder / "source", folder / "out"
-        trained(steps).save_pretrained(source)
-        for file in MODEL.glob("tokenizer*"):
-            copy(file, source)
-        calibration, held_out = folder / "calibration.txt", folder / "held_out.txt"
-        calibration.write_text(training_text(), encoding="utf-8")
-        held_out.write_text(held_out_text(), encoding="utf-8")
-        settings = growkit.Settings(text=str(held_out), prompts=32)
-        names = ("plain SVD", "SVD for each frequency", "growkit", "growkit, no text")
-        print(head("numbers", "of the cache", *names, "growkit / SVD for each"))
-        for rank in RANKS:
-            costs = []
-            for of_keys in (truncated, by_frequency):
-                peer(source, out, rank, of_keys)
-                costs.append(kl_of(growkit.verify(source, out, settings)))
-            for text in (str(calibration), None):
-                result = growkit.convert(
-                    source,
-                    folder / "compressed",
-                    to="mla",
-                    rank=rank,
-                    calibration=text,
-                    verify=settings,
-                    overwrite=True,
-                )
-                assert result["kept"]
-                assert result["verification"] is not None
-                costs.append(kl_of(result["verification"]))
+        folder, source = Path(name), chosen.model
+        calibration, text = chosen.calibration, chosen.text
+        if source is None:
+            source, calibration, text = trained_in(folder, chosen.steps)
+        config = AutoConfig.from_pretrained(source)
+        full = 2 * config.num_key_value_heads * config.head_dim
+        settings = growkit.Settings(text=str(text), prompts=16)
+        print(head("numbers", "of the cache", *PEERS, "growkit", "to the best peer"))
+        for share in SHARES:
+            costs, rank = [], round(share * full)
+            for peer in PEERS.values():
+                write_peer(source, folder / "out", rank, peer)
+                costs.append(kl_of(growkit.verify(source, folder / "out", settings)))
+            best = min(costs)
+            result = growkit.convert(
+                source,
+                folder / "compressed",
+                to="mla",
+                rank=rank,
+                calibration=str(calibration),
+                verify=settings,
+                overwrite=True,
+            )
+            assert result["kept"]
+            assert result["verification"] is not None
+            costs.append(kl_of(result["verification"]))
             figures = (f"{cost:.3g}" for cost in costs)
-            ratio = costs[2] / costs[1]
-            print(row(rank, f"{rank / FULL:.0%}", *figures, f"{ratio:.2f}"), flush=True)
+            print(row(rank, f"{share:.0%}", *figures, f"{costs[-1] / best:.2f}"), flush=True)
 
 
 def kl_of(verdict: growkit.VerifyResult) -> float:

@@ -143,6 +143,16 @@ def test_what_a_class_cannot_have_is_refused_in_the_plan(
         growkit.convert(source, tmp_path / "out", upgrade, verify=QUICK, dry_run=True)
 
 
+@pytest.mark.parametrize(("options", "reason"), listed("upgrades", "options of ranks"))
+def test_options_that_do_not_fit_are_refused_before_anything_is_written(
+    options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    source = save_model(tmp_path / "source", "llama", num_attention_heads=2, head_dim=4)
+    with pytest.raises(InputError, match=reason):
+        growkit.convert(source, tmp_path / "out", "mla", **options, verify=QUICK)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 def with_few_components(folder: Path, config: dict[str, Any], choose: Random) -> tuple[int, str]:
     """Give the keys and values of a folder few components; return the rank and pairs of latents."""
     kv_heads, width = config["num_key_value_heads"], config["head_dim"]
@@ -166,7 +176,7 @@ def with_few_components(folder: Path, config: dict[str, Any], choose: Random) ->
             bias.copy_(full[:, -1])
             left = normal(len(values), latent, dtype=torch.float64)
             values.copy_(left @ normal(latent, inputs, dtype=torch.float64) / 8)
-    return 4 + latent + 2 * sum(counts), ",".join(map(str, counts))
+    return 1 + latent + 2 * sum(counts), ",".join(map(str, counts))
 
 
 @pytest.mark.sampled(2)

@@ -7,7 +7,8 @@ To measure inputs and costs on real text, the model runs one layer at a time fro
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -41,14 +42,29 @@ CALIBRATION = Option(
 
 Way = TypeVar("Way", bound=Hashable)
 
-Projections = Mapping[str, "tuple[Tensor, Tensor | None]"]
-"""By the name of a projection, its weight and its bias; None keeps the bias."""
+Record = Callable[[Any, Tensor, Mapping[str, Any], Any], Tensor]
+"""Maps an attention, its input [batch, tokens, hidden], its other arguments and what it returns to
+a tensor, which is added up over the text."""
 
 WINDOWS = 64
 """Number of windows of text, of 512 tokens each, for the second moments."""
 
 RANKS_PER_PASS = 8
 """Number of ranks that are tried in one pass over the model."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What a layer's attention has in place of its own.
+
+    Attributes:
+        projections: by the name of a projection, its weight and its bias; None keeps the bias.
+        scores: maps the input of attention, [batch, tokens, hidden], to what is added to the
+            products of queries and keys, [batch, heads, tokens, tokens].
+    """
+
+    projections: Mapping[str, tuple[Tensor, Tensor | None]]
+    scores: Callable[[Tensor], Tensor] | None = None
 
 
 def windows_of(source: Model, text: str | None, count: int | None = None) -> Sequence[Tensor]:
@@ -106,20 +122,20 @@ def costs_of(
     source: Model,
     windows: Sequence[Tensor],
     ways: Sequence[Way],
-    of_layer: Callable[[int], Callable[[Way], Projections]],
+    of_layer: Callable[[int], Callable[[Way], Replacement]],
     title: str,
 ) -> Mapping[Way, float]:
-    """Measure the cost of other projections, all ways in one pass over the model.
+    """Measure the cost of changes of attention, all ways in one pass over the model.
 
     Args:
         source: the model.
         windows: token ids, each [tokens].
         ways: what is tried.
-        of_layer: maps the index of a layer to the function that makes its projections.
+        of_layer: maps the index of a layer to the function that makes its replacement.
         title: what the progress bar says.
 
     Returns:
-        KL(source ‖ source with other projections) of every way, in nats per token.
+        KL(source ‖ source with the replacements) of every way, in nats per token.
     """
     from growkit.engine.calls import Call
     from growkit.engine.metrics import distance_of
@@ -133,9 +149,9 @@ def costs_of(
                 continue
             advance(total // len(model.layers))
             attention = next(m for m in stage.module.modules() if hasattr(m, "q_proj"))
-            projections = of_layer(stage.layer)
+            replacement = of_layer(stage.layer)
             for way in ways:
-                with _replaced(attention, projections(way)):
+                with _replaced(attention, replacement(way)):
                     states[way] = [stage.again(i, state) for i, state in enumerate(states[way])]
     with model.head() as head:
         clean = head, stage.after
@@ -143,20 +159,28 @@ def costs_of(
 
 
 class Calibration:
-    """Second moments of the inputs of every layer's attention, on a text.
+    """Sums over a text for every layer's attention; by default the second moments of its inputs.
 
-    The model runs once, when the first moment is needed. The moments of all layers are as large as
-    a part of the model, so they are kept in a temporary folder, which is deleted with this object.
+    The model runs once, when the first sum is needed. The moments of all layers are as large as a
+    part of the model, so they are kept in a temporary folder, which is deleted with this object.
 
     Args:
         source: a model whose attention has a ``q_proj``.
         windows: token ids, each [tokens].
+        record: what is added up.
+        kernel: name of the attention kernel; "eager" returns the weights of tokens.
     """
 
-    def __init__(self, source: Model, windows: Sequence[Tensor]) -> None:
-        self._source, self._windows = source, windows
+    def __init__(
+        self,
+        source: Model,
+        windows: Sequence[Tensor],
+        record: Record = lambda module, inputs, arguments, output: moment_of(inputs),
+        kernel: str = "",
+    ) -> None:
+        self._run = partial(_run, source, windows, record, kernel)
         self._lock = Lock()
-        self._moments: Spool | None = None
+        self._sums: Spool | None = None
 
     def moment(self, layer: int, shrinkage: float = 0.0) -> Tensor:
         """Σ x xᵀ over all tokens, where x is the input of queries and keys, [hidden, hidden].
@@ -173,60 +197,73 @@ class Calibration:
         Raises:
             InputError: the model cannot run, or there is no room for temporary files.
         """
-        moment = self._sums(layer)[:-1, :-1]
+        moment = self.sums(layer)
         even = torch.eye(len(moment), dtype=moment.dtype) * moment.trace() / len(moment)
         return moment.lerp(even, shrinkage)
 
-    def mean(self, layer: int) -> Tensor:
-        """The mean of x xᵀ over all tokens, where x ends with a 1, [hidden + 1, hidden + 1].
+    def sums(self, layer: int) -> Tensor:
+        """What is added up for a layer, in float64.
 
         Raises:
             InputError: see ``moment``.
         """
-        sums = self._sums(layer)
-        return sums / sums[-1, -1]
-
-    def _sums(self, layer: int) -> Tensor:
         with self._lock:
-            self._moments = self._moments or _run(self._source, self._windows)
-        return self._moments[layer]
+            self._sums = self._sums or self._run()
+        return self._sums[layer]
 
 
-def _run(source: Model, windows: Sequence[Tensor]) -> Spool:
-    """Run a model, and record Σ x xᵀ of every layer, where x ends with a 1."""
+def moment_of(inputs: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Σ x xᵀ over all tokens, [hidden, hidden] of [batch, tokens, hidden], in float64.
+
+    Args:
+        inputs: the tokens.
+        weights: of the tokens, [batch, tokens].
+    """
+    rows = inputs.double().flatten(0, -2)
+    return rows.T @ (rows if weights is None else rows * weights.reshape(-1, 1))
+
+
+def _run(source: Model, windows: Sequence[Tensor], record: Record, kernel: str) -> Spool:
     from growkit.engine.calls import Call, Spool
 
-    model, moments = _layerwise(source), Spool()
-    size = source.config["hidden_size"] + 1
-    moment = torch.zeros(size, size, dtype=torch.float64, device=model.device)
+    model, spool, sums = _layerwise(source), Spool(), list[Tensor]()
 
-    def look(module: Any, args: tuple[Tensor, ...]) -> None:
-        read = torch.nn.functional.pad(args[0].flatten(0, -2).double(), (0, 1), value=1.0)
-        moment.addmm_(read.T, read)
+    def look(module: Any, args: Sequence[Tensor], named: dict[str, Any], output: Any) -> None:
+        inputs = args[0] if args else named["hidden_states"]
+        terms = record(module, inputs, named, output)
+        sums[:] = [sums[0] + terms if sums else terms]
 
     for module in model.model.modules():
         if hasattr(module, "q_proj"):
-            module.q_proj.register_forward_pre_hook(look)
-    for stage in model.stages([Call(window) for window in windows]):
+            module.register_forward_hook(look, with_kwargs=True)
+    for stage in model.stages([Call(window, kernel=kernel) for window in windows]):
         if stage.layer is not None:
-            moments.append(moment)
-            moment.zero_()
-    return moments
+            spool.append(sums.pop())
+    return spool
 
 
 @contextmanager
-def _replaced(attention: Any, projections: Projections) -> Iterator[None]:
-    modules = {name: getattr(attention, name) for name in projections}
+def _replaced(attention: Any, replacement: Replacement) -> Iterator[None]:
+    modules = {name: getattr(attention, name) for name in replacement.projections}
     for name, module in modules.items():
         like = dict(module.named_parameters())["weight"]
-        weight, bias = projections[name]
+        weight, bias = replacement.projections[name]
         bias = module.bias if bias is None else bias.to(like)
         module.forward = partial(torch.nn.functional.linear, weight=weight.to(like), bias=bias)
-    try:
-        yield
-    finally:
+
+    def add_scores(module: Any, args: Any, named: dict[str, Any]) -> Any:
+        assert replacement.scores is not None
+        scores = replacement.scores(named["hidden_states"]) * module.scaling
+        later = torch.full_like(scores[0, 0], -torch.inf).triu(1)
+        return args, named | {"attention_mask": scores + later}
+
+    with ExitStack() as stack:
         for module in modules.values():
-            del module.forward
+            stack.callback(delattr, module, "forward")
+        if replacement.scores is not None:
+            hook = attention.register_forward_pre_hook(add_scores, with_kwargs=True)
+            stack.callback(hook.remove)
+        yield
 
 
 def _layerwise(source: Model) -> Layerwise:

@@ -1,19 +1,23 @@
 """Compression of the latents of multi-head latent attention (MLA), by what attention makes of them.
 
-What a token caches is a latent of the values, and a rotary key. In the latent attention that equals
-a grouped-query source, both are as wide as the source's cache (``conversions.mla``).
+What a token caches is a latent, and a rotary key. A pair of coordinates that RoPE rotates is one
+complex number, and the keys of all KV heads at one frequency are a complex vector k.
 
-- **Keys.** A pair of coordinates that RoPE rotates is one complex number, and the keys of all KV
-  heads at one frequency are a complex vector k. A complex matrix across heads commutes with the
-  rotation, so k ≈ U F k is cached as F k, and U becomes a part of the queries: positions are
-  treated exactly, and only components of keys are left out. Since LongRoPE's factors give every
-  pair a frequency of its own, frequencies may have different numbers of components. (RoRoPE, in
-  Meng et al., "TransMLA", arXiv 2502.07864, rotates by one real matrix for all frequencies.)
-- **Values.** v ≈ Q P (v - m) + m, where m is the mean on a text. The latent's constants carry m.
-- **Errors** are weighted by what reads them: values by ``o_proj``, keys by the queries of their
-  heads. Weighted principal components of keys and values on the text are the best ones.
+- **Rotated.** A complex matrix across heads commutes with the rotation, so k ≈ U F k is cached as
+  F k, and U becomes a part of the queries. Since LongRoPE's factors give every pair a frequency of
+  its own, frequencies may have different numbers of components. (RoRoPE, in Meng et al.,
+  "TransMLA", arXiv 2502.07864, rotates by one real matrix for all frequencies.)
+- **Not rotated.** What is left, k - U F k, goes into the latent without positions: its rotation by
+  a distance is replaced by the mean c of the rotations that the text's attention makes, for every
+  head and frequency, with which queries are multiplied. Heads that look nearby, and low
+  frequencies, lose little: the mean square error is 1 - |c|² of what rotated keys would add.
+- **Values** share the latent: (k - U F k, v - m) ≈ Q P (…), where m is the mean on the text, which
+  a constant of the latent carries. A constant of keys changes no attention.
+- **Errors** of values weigh as ``o_proj`` reads them. Those of a head's scores weigh as what its
+  values differ on the text (as the weights of tokens change, so does their mean). Tokens weigh as
+  the squares of their weights in attention. Weighted principal components are the best ones.
 
-How much of the cache keys and values each get, is tried on the text.
+How much of the cache the rotary key gets, is tried on the text.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
@@ -30,8 +35,9 @@ from growkit.extras.calibration import (
     TOLERANCE,
     WINDOWS,
     Calibration,
-    Projections,
+    Replacement,
     costs_of,
+    moment_of,
     smallest_rank,
     windows_of,
 )
@@ -39,11 +45,16 @@ from growkit.families.model import Model
 from growkit.results.growth_result import RankTried
 from growkit.results.proof_result import MAX_VALUES, Spectrum
 
-SHARES = (0.2, 0.35, 0.5, 0.65, 0.8)
-"""Parts of the cache to try for keys."""
+SHARES = (0.2, 0.25, 0.3, 0.35, 0.45)
+"""Parts of the cache to try for the rotary key."""
 
-SEEN = 1e-12
-"""Smallest eigenvalue of a weight, as a part of its largest; smaller ones count as zero."""
+OF_SCORES = 0.25
+"""Weight of scores in the latent, beside values: softmax saturates. Measured on small models."""
+UNSEEN = 1e-6
+"""How much every direction of inputs counts, as a part of the mean over all; texts miss some."""
+
+LEAST_WEIGHT = 1e-8
+"""Smallest weight of an error, as a part of a layer's largest."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,11 @@ class Shape:
     width: int
 
     @property
+    def group(self) -> int:
+        """Number of query heads of a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
     def pairs(self) -> int:
         """Number of pairs of coordinates that RoPE rotates."""
         return self.width // 2
@@ -75,33 +91,25 @@ class Shape:
         halves = torch.stack([pairs.real, pairs.imag]).transpose(0, 2)  # [heads, pairs, 2, …]
         return halves.transpose(1, 2).flatten(0, 2)
 
-    def weight_of_keys(self, queries: Tensor) -> Tensor:
-        """Squared size of the queries that read each KV head, [pairs, kv_heads].
 
-        Args:
-            queries: ``q_proj``, [heads · width, hidden].
-        """
-        sizes: Tensor = self.rotated(queries).abs().square().sum(-1)
-        return sizes.reshape(self.pairs, self.kv_heads, -1).sum(-1)
-
-    def weight_of_values(self, output: Tensor) -> Tensor:
-        """What ``o_proj`` makes of values, a block for each KV head, [kv_heads · width] squared.
-
-        Args:
-            output: ``o_proj``, [hidden, heads · width].
-        """
-        read = output.double().unflatten(1, (self.kv_heads, -1, self.width)).permute(1, 2, 0, 3)
-        blocks: Tensor = torch.block_diag(*(read.transpose(-1, -2) @ read).sum(1))
-        return blocks
+def _floored(weights: Tensor) -> Tensor:
+    """Weights of errors, none of which is zero."""
+    largest = weights.amax()
+    return weights.clamp(min=LEAST_WEIGHT * largest) if largest > 0 else torch.ones_like(weights)
 
 
-def _roots(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The square root of a symmetric matrix, and its inverse where it is not zero."""
-    values, vectors = torch.linalg.eigh(weight)
-    values = values.where(values > SEEN * values[-1], 0)
-    roots = values.sqrt()
-    inverse = (1 / roots).where(roots > 0, 0)
-    return (vectors * roots) @ vectors.T, (vectors * inverse) @ vectors.T
+def _roots(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The square root of a matrix, and its inverse.
+
+    Args:
+        weights: the blocks on its diagonal, symmetric, [blocks, size, size].
+    """
+    values, vectors = torch.linalg.eigh(weights)
+    scales = _floored(values).sqrt()[:, None]
+    root, inverse = (
+        torch.block_diag(*(vectors * scale @ vectors.mT)) for scale in (scales, 1 / scales)
+    )
+    return root, inverse
 
 
 @dataclass(frozen=True)
@@ -112,33 +120,56 @@ class Bases:
         frequencies: the pair of the source of each component of keys, [components].
         keys_down: F, [components, kv_heads], complex.
         keys_up: U, [components, kv_heads], complex.
-        values_down: P, [latent, kv_heads · width].
-        values_up: Q, with orthonormal columns, [kv_heads · width, latent].
+        turns: c, [pairs, heads], complex.
+        down: P, [latent, 2 · kv_heads · width], for keys, then values.
+        up: Q, [2 · kv_heads · width, latent].
         constant: the part of the values that is the same for all tokens, [kv_heads · width].
     """
 
     frequencies: Tensor
     keys_down: Tensor
     keys_up: Tensor
-    values_down: Tensor
-    values_up: Tensor
+    turns: Tensor
+    down: Tensor
+    up: Tensor
     constant: Tensor
 
     def keys(self, shape: Shape, rows: Tensor) -> Tensor:
         """The components of keys, [components, …] of ``k_proj`` or its bias; complex."""
         return torch.einsum("cg,cg...->c...", self.keys_down, shape.rotated(rows)[self.frequencies])
 
-    def keys_left(self, shape: Shape, rows: Tensor) -> Tensor:
-        """``k_proj`` or its bias, without what is left out."""
-        spread = torch.einsum("cg,c...->cg...", self.keys_up, self.keys(shape, rows))
-        left = torch.zeros_like(shape.rotated(rows)).index_add(0, self.frequencies, spread)
-        return shape.heads_of(left)
+    def rotated(self, shape: Shape, rows: Tensor) -> Tensor:
+        """The part of ``k_proj`` or its bias that is rotated, U F k."""
+        components = self.keys(shape, rows)
+        return _spread(shape, self.frequencies, self.keys_up, components)
+
+    def latent(self, shape: Shape, keys: Tensor, values: Tensor) -> Tensor:
+        """Rows of the latent, [latent, hidden] of ``k_proj`` and ``v_proj``."""
+        return self.down @ torch.cat([keys - self.rotated(shape, keys), values])
 
     def queries(self, shape: Shape, rows: Tensor) -> Tensor:
-        """Rows of queries that read the components, [heads · 2 · components, …]."""
+        """Rows of queries: of each head those that read the latent, then the rotary key.
+
+        Args:
+            shape: the heads.
+            rows: ``q_proj``, [heads · width, …].
+
+        Returns:
+            [heads · (width + 2 · components), …].
+        """
+        own = shape.rotated(rows)
         up = self.keys_up.conj().repeat_interleave(shape.heads // shape.kv_heads, 1)
-        read = torch.einsum("ca,ca...->ac...", up, shape.rotated(rows)[self.frequencies])
-        return torch.cat([read.real, read.imag], 1).flatten(0, 1)
+        read = torch.einsum("ca,ca...->ac...", up, own[self.frequencies])
+        turned = shape.heads_of(torch.einsum("pa,pa...->pa...", self.turns, own))
+        halves = turned.unflatten(0, (shape.heads, shape.width)), read.real, read.imag
+        return torch.cat(halves, 1).flatten(0, 1)
+
+
+def _spread(shape: Shape, frequencies: Tensor, up: Tensor, components: Tensor) -> Tensor:
+    """Keys of components, [kv_heads · width, …] of [components, …]."""
+    spread = torch.einsum("cg,c...->cg...", up, components)
+    pairs = spread.new_zeros(shape.pairs, *spread.shape[1:])
+    return shape.heads_of(pairs.index_add(0, frequencies, spread))
 
 
 @dataclass(frozen=True)
@@ -147,91 +178,127 @@ class Statistics:
 
     Attributes:
         shape: its heads.
-        keys: mean of k kᴴ with the weights of the heads, [pairs, kv_heads, kv_heads], complex.
-        queries: what the queries of the text are larger than ``weight_of_keys``, [pairs].
-        key_roots: square roots of the weights, [pairs, kv_heads].
-        values: covariance of the values, with the weight of ``o_proj``.
-        mean: of the values, [kv_heads · width].
-        bias: of the values, [kv_heads · width].
-        value_roots: the root of the weight, and its inverse.
+        queries: ``q_proj``, with its bias as last column, [heads · width, hidden + 1].
+        rows: ``k_proj`` and ``v_proj``, with their biases as last column, [2 · kv_heads · width,
+            hidden + 1].
+        inputs: mean of x xᵀ, where x ends with a 1, weighted by attention, [hidden + 1, hidden +
+            1].
+        turns: the mean rotation c of every head, [pairs, heads], complex.
+        losses: square root of what keys lose if they are not rotated, [pairs, kv_heads].
+        roots: the root of what errors of keys and values in the latent weigh, and its inverse.
     """
 
     shape: Shape
-    keys: Tensor
     queries: Tensor
-    key_roots: Tensor
-    values: Tensor
-    mean: Tensor
-    bias: Tensor
-    value_roots: tuple[Tensor, Tensor]
+    rows: Tensor
+    inputs: Tensor
+    turns: Tensor
+    losses: Tensor
+    roots: tuple[Tensor, Tensor]
 
     @cached_property
     def components(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues of the keys, the largest first, and eigenvectors as columns."""
-        values, vectors = torch.linalg.eigh(self.keys)
+        """How much each component of keys loses if it is not rotated, and eigenvectors as columns.
+
+        The first is [pairs, kv_heads], the largest of each pair first.
+        """
+        keys = self.losses[..., None] * self.shape.rotated(self.rows.chunk(2)[0])
+        moments = keys @ self.inputs.to(keys.dtype) @ keys.mH
+        values, vectors = torch.linalg.eigh(moments)
         return values.flip(-1).clamp(min=0), vectors.flip(-1)
 
-    @cached_property
-    def directions(self) -> Tensor:
-        """Eigenvectors of the values as columns, those of the largest eigenvalues first."""
-        vectors: Tensor = torch.linalg.eigh(self.values).eigenvectors
-        return vectors.flip(-1)
-
-    @property
-    def importance(self) -> Tensor:
-        """The mean square of what each component adds to scores, [pairs, kv_heads]."""
-        return self.components[0] * self.queries[:, None]
-
-    def bases(self, pairs: Sequence[int], latent: int) -> Bases:
+    def bases(
+        self,
+        pairs: Sequence[int],
+        latent: int,
+        stored: Callable[[Tensor], Tensor] = lambda up: up,
+    ) -> Bases:
         """The best components.
 
         Args:
-            pairs: how many components of keys are left of each frequency.
-            latent: how many of values.
+            pairs: how many components of keys are rotated with each frequency.
+            latent: how many numbers of keys and values the latent holds.
+            stored: maps Q to what the target's dtype can hold; P is the best for that.
         """
         frequencies = torch.arange(len(pairs)).repeat_interleave(torch.tensor(pairs))
         numbers = torch.cat([torch.arange(count) for count in pairs])
         vectors = self.components[1][frequencies, :, numbers]
-        roots = self.key_roots[frequencies]
-        inverse = (1 / roots).where(roots > 0, 0)
-        root, back = self.value_roots
-        leading = self.directions[:, :latent]
-        up, scale = torch.linalg.qr(back @ leading)
-        down = scale @ leading.T @ root
-        constant = self.mean - up @ (down @ (self.mean - self.bias))
-        return Bases(frequencies, vectors.conj() * roots, vectors * inverse, down, up, constant)
+        losses = self.losses[frequencies]
+        keys_down, keys_up = vectors.conj() * losses, vectors / losses
+        keys, values = self.rows.chunk(2)
+        components = torch.einsum(
+            "cg,cg...->c...", keys_down, self.shape.rotated(keys)[frequencies]
+        )
+        rotated = _spread(self.shape, frequencies, keys_up, components)
+        left = torch.cat([keys - rotated, values])
+        root, back = self.roots
+        mean, wide = left @ self.inputs[:, -1], root @ left
+        moment = wide @ self.inputs @ wide.T - torch.outer(root @ mean, root @ mean)
+        moment += UNSEEN * self.inputs.trace() / len(self.inputs) * (wide @ wide.T)
+        directions = torch.linalg.eigh(moment).eigenvectors.flip(-1)[:, :latent]
+        up = stored(torch.linalg.qr(back @ directions).Q)
+        seen = root @ up
+        down = torch.linalg.pinv(seen) @ root
+        constant = (mean - up @ (down @ (mean - left[:, -1])))[len(keys) :]
+        return Bases(frequencies, keys_down, keys_up, self.turns, down, up, constant)
 
 
-def statistics(shape: Shape, inputs: Tensor, weights: Mapping[str, Tensor]) -> Statistics:
-    """What is known of a layer's attention, by the second moment of its inputs.
+def record_attention(
+    module: Any, inputs: Tensor, arguments: Mapping[str, Any], output: Any
+) -> Tensor:
+    """What ``statistics`` needs to know of a layer on a text (``calibration.Record``).
+
+    Returns:
+        For squares of weights in attention: Σ e^{iωΔ} of each pair and head; their sum for each
+        head; and Σ x xᵀ, where x ends with a 1; all in one dimension, as real numbers.
+    """
+    squares = output[1].double().square()  # [batch, heads, queries, keys]
+    rows = torch.nn.functional.pad(inputs.double(), (0, 1), value=1.0)
+    cos, sin = (part.double().chunk(2, -1)[0] for part in arguments["position_embeddings"])
+    waves = torch.complex(cos, sin)
+    waves = (waves / waves.abs()).expand(len(squares), -1, -1)
+    turned = torch.einsum("bhts,bsp->bhtp", squares.to(waves.dtype), waves.conj())
+    turns = torch.view_as_real(torch.einsum("bhtp,btp->ph", turned, waves))
+    sums = turns, squares.sum((0, 2, 3)), moment_of(rows, squares.sum((1, 2)))
+    return torch.cat([part.flatten() for part in sums])
+
+
+def statistics(shape: Shape, sums: Tensor, weights: Mapping[str, Tensor]) -> Statistics:
+    """What is known of a layer's attention, by what was recorded on a text.
 
     Args:
         shape: its heads.
-        inputs: mean of x xᵀ, where x ends with a 1, [hidden + 1, hidden + 1].
+        sums: see ``record_attention``.
         weights: ``q_proj``, ``k_proj`` and ``v_proj``, each with its bias as the last column, and
             ``o_proj``, in float64.
     """
-    queries, keys = shape.rotated(weights["q_proj"]), shape.rotated(weights["k_proj"])
-    weight = shape.weight_of_keys(weights["q_proj"][:, :-1])
-    moment = inputs.to(queries.dtype)
-    read = ((queries @ moment) * queries.conj()).sum((1, 2)).real
-    weight = weight.where(weight > SEEN * weight.amax(-1, keepdim=True), 0)
-    roots = weight.sqrt()
-    keys = roots[..., None] * keys
-    values = weights["v_proj"]
-    mean = values @ inputs[:, -1]
-    root, back = _roots(shape.weight_of_values(weights["o_proj"]))
-    spread = root @ (values @ inputs @ values.T - mean[:, None] * mean) @ root
-    total = weight.sum(-1)
+    queries, values, size = weights["q_proj"], weights["v_proj"], weights["q_proj"].shape[1]
+    turned, totals, inputs = sums.split([2 * shape.pairs * shape.heads, shape.heads, size**2])
+    turns = torch.view_as_complex(turned.view(shape.pairs, shape.heads, 2)) / totals
+    inputs = inputs.view(size, size)
+    inputs = inputs / inputs[-1, -1]
+    read = weights["o_proj"].unflatten(1, (shape.heads, shape.width)).transpose(0, 1)
+    of_values = read.mT @ read  # [heads, width, width]
+    centred = inputs - torch.outer(inputs[-1], inputs[-1])
+    by_head = values.unflatten(0, (shape.kv_heads, -1)).repeat_interleave(shape.group, 0)
+    spread = torch.einsum("axy,ayh,hk,axk->a", of_values, by_head, centred, by_head)
+    by_head = queries.unflatten(0, (shape.heads, -1))
+    sizes = spread.sqrt()[:, None, None] * by_head
+    own = shape.rotated(sizes.flatten(0, 1))
+    moment = inputs.to(own.dtype)
+    lost = 1 - turns.abs().square()
+    losses = lost * torch.einsum("pah,hk,pak->pa", own, moment, own.conj()).real
+    by_head = shape.heads_of(turns[..., None] * own).unflatten(0, (shape.heads, -1))
+    of_keys = OF_SCORES / shape.width * (by_head @ inputs @ by_head.mT)
+    blocks = torch.cat([of_keys, of_values]).unflatten(0, (-1, shape.group)).sum(1)
     return Statistics(
         shape,
-        keys @ moment @ keys.mH,
-        (read / total).where(total > 0, 0),
-        roots,
-        spread,
-        mean,
-        values[:, -1],
-        (root, back),
+        queries,
+        torch.cat([weights["k_proj"], values]),
+        inputs,
+        turns,
+        _floored(losses.unflatten(1, (-1, shape.group)).sum(-1)).sqrt(),
+        _roots(blocks),
     )
 
 
@@ -272,8 +339,8 @@ class LatentWay:
 
     Attributes:
         rank: how many numbers a layer caches for a token.
-        pairs: how many components of keys are left of each frequency.
-        latent: how many of values.
+        pairs: how many components of keys are rotated with each frequency.
+        latent: how many numbers of keys and values the latent holds.
     """
 
     rank: int
@@ -310,7 +377,9 @@ class LatentSearch:
 
     @cached_property
     def _calibration(self) -> Calibration:
-        return Calibration(self.source, self._windows(WINDOWS))
+        from growkit.engine.kernels import EAGER  # imports torch
+
+        return Calibration(self.source, self._windows(WINDOWS), record_attention, EAGER)
 
     def _statistics(self, layer: int) -> Statistics:
         prefix = ATTENTION.format(layer=layer)
@@ -321,11 +390,11 @@ class LatentSearch:
             has = bias in self.source.tensors
             last = self.source.read(bias).double() if has else torch.zeros_like(weight[:, 0])
             weights[name] = torch.cat([weight, last[:, None]], 1)
-        return statistics(self.shape, self._calibration.mean(layer), weights)
+        return statistics(self.shape, self._calibration.sums(layer), weights)
 
-    def bases(self, layer: int, way: LatentWay) -> Bases:
-        """The bases of a layer."""
-        return self._known(layer).bases(way.pairs, way.latent)
+    def bases(self, layer: int, way: LatentWay, stored: Callable[[Tensor], Tensor]) -> Bases:
+        """The bases of a layer, see ``Statistics.bases``."""
+        return self._known(layer).bases(way.pairs, way.latent, stored)
 
     def settle(self) -> tuple[LatentWay, list[RankTried]]:
         """Choose the way to compress; return it with all ranks that were tried.
@@ -353,11 +422,11 @@ class LatentSearch:
             pairs = tuple(map(int, self._options["pairs"].split(",")))
             latent = rank - self._constants - 2 * sum(pairs)
             fits = len(pairs) == self.shape.pairs and 0 < max(pairs) <= self.shape.kv_heads
-            if not (fits and 0 < latent <= self._full):
+            if not (fits and latent > 0):
                 raise InputError(
                     f"pairs {self._options['pairs']} do not fit rank {rank}; give "
-                    f"{self.shape.pairs} numbers of at most {self.shape.kv_heads}, twice whose sum "
-                    f"is less than {rank - self._constants} by 1 to {self._full}; or leave them out"
+                    f"{self.shape.pairs} numbers of at most {self.shape.kv_heads}, not all 0, "
+                    f"twice whose sum is less than {rank - self._constants}; or leave them out"
                 )
             return LatentWay(rank, pairs, latent)
         ways = self._ways(rank)
@@ -394,133 +463,144 @@ class LatentSearch:
     @cached_property
     def _order(self) -> list[int]:
         """The frequency of every component of keys, the most important of all layers first."""
-        by_layer = [self._known(layer).importance for layer in range(self._layers)]
+        by_layer = [self._known(layer).components[0] for layer in range(self._layers)]
         order = torch.stack(by_layer).sum(0).flatten().argsort(descending=True, stable=True)
         return (order // self.shape.kv_heads).tolist()
 
     def _ways(self, rank: int) -> list[LatentWay]:
         """What is tried for a rank; nothing if it has no room for keys and values."""
         room = rank - self._constants
-        smallest, largest = max(1, -(-(room - self._full) // 2)), min(self._full, room - 1) // 2
-        if largest < smallest:
+        largest = min(self._full, room - 1) // 2
+        if largest < 1:
             return []
-        counts = {min(max(round(share * room / 2), smallest), largest) for share in SHARES}
         ways = []
-        for count in sorted(counts):
-            kept = self._order[:count]
-            pairs = tuple(kept.count(pair) for pair in range(self.shape.pairs))
+        for count in sorted({min(max(round(share * room / 2), 1), largest) for share in SHARES}):
+            rotated = self._order[:count]
+            pairs = tuple(rotated.count(pair) for pair in range(self.shape.pairs))
             ways.append(LatentWay(rank, pairs, room - 2 * count))
         return ways
 
     def _costs(self, ways: Sequence[LatentWay]) -> Mapping[LatentWay, float]:
-        def of_layer(layer: int) -> Callable[[LatentWay], Projections]:
-            prefix, known = ATTENTION.format(layer=layer), self._known(layer)
-            keys, values = (self.source.read(f"{prefix}{n}.weight") for n in ("k_proj", "v_proj"))
-            bias = f"{prefix}k_proj.bias"
-            shift = self.source.read(bias) if bias in self.source.tensors else None
-
-            def projections(way: LatentWay) -> Projections:
-                bases = known.bases(way.pairs, way.latent)
-                left = bases.values_up @ (bases.values_down @ values.double())
-                of_keys = None if shift is None else bases.keys_left(self.shape, shift)
-                return {
-                    "k_proj": (bases.keys_left(self.shape, keys), of_keys),
-                    "v_proj": (left, bases.constant),
-                }
-
-            return projections
+        def of_layer(layer: int) -> Callable[[LatentWay], Replacement]:
+            known = self._known(layer)
+            return lambda way: _replacement(known, known.bases(way.pairs, way.latent))
 
         ranks = sorted({way.rank for way in ways})
         title = f"trying rank {', '.join(map(str, ranks))}"
         return costs_of(self.source, self._windows(), ways, of_layer, title)
 
 
-def judge_values(
-    module: str, shape: Shape, sources: Sequence[Tensor], targets: Sequence[Tensor]
-) -> tuple[bool, Spectrum]:
-    """Check that the latent holds what is best for the directions into which it is expanded.
+def _replacement(known: Statistics, bases: Bases) -> Replacement:
+    """What computes the same as latents, with the source's class."""
+    shape = known.shape
+    keys, values = known.rows.chunk(2)
+    rotated = bases.rotated(shape, keys)
+    left, expanded = (bases.up @ bases.latent(shape, keys, values)).chunk(2)
+    turned = shape.heads_of(bases.turns[..., None] * shape.rotated(known.queries))
 
-    Which directions they are depends on a text; what is best for them does not.
+    def scores(inputs: Tensor) -> Tensor:
+        rows = torch.nn.functional.pad(inputs, (0, 1), value=1.0)
+        queries, products = (rows @ part.T.to(rows) for part in (turned, left))
+        queries = queries.unflatten(-1, (shape.kv_heads, shape.group, shape.width))
+        by_head = products.unflatten(-1, (shape.kv_heads, shape.width))
+        return torch.einsum("btgad,bsgd->bgats", queries, by_head).flatten(1, 2)
 
-    Args:
-        module: name of the projection.
-        shape: the heads.
-        sources: ``v_proj`` and ``o_proj``.
-        targets: ``kv_b_proj`` and the latent's rows of ``kv_a_proj_with_mqa``.
-    """
-    (values, output), (expanded, latent) = sources, targets
-    by_head = expanded.double().unflatten(0, (shape.kv_heads, -1, shape.width))
-    up = by_head[:, 0].flatten(0, 1)[:, : len(latent)]
-    root, _ = _roots(shape.weight_of_values(output))
-    wide, tall, eps = root @ values.double(), root @ up, torch.finfo(latent.dtype).eps
-    kept, spectrum = _judge(module, [(tall, wide, latent.double())], root, eps)
-    return kept and bool((by_head == by_head[:, :1]).all()), spectrum
+    projections = {
+        "k_proj": (rotated[:, :-1], rotated[:, -1]),
+        "v_proj": (expanded[:, :-1], bases.constant),
+    }
+    return Replacement(projections, scores)
 
 
-def judge_keys(
+def judge(
     module: str,
     shape: Shape,
     frequencies: Sequence[int],
     sources: Sequence[Tensor],
     targets: Sequence[Tensor],
 ) -> tuple[bool, Spectrum]:
-    """Check that the rotary key holds what is best for the queries that read it.
+    """Check that latents hold exactly what is in the space into which they are expanded.
+
+    Which space it is depends on a text; that nothing in it is lost does not.
 
     Args:
-        module: name of the projection.
+        module: name of the attention.
         shape: the heads.
         frequencies: the pair of the source of each component of keys.
-        sources: ``q_proj`` and ``k_proj``, with the bias of keys as last column if there is one.
-        targets: rows of queries, as combined from ``q_proj``, and of the rotary key.
+        sources: ``q_proj``; ``k_proj``, with its bias as last column if it has one; and
+            ``v_proj``.
+        targets: rows of queries, as combined from ``q_proj``; of the rotary key, with biases if
+            keys have some; of the latent; and of Q, for every head, [heads · 2 · width, latent].
     """
-    (queries, keys), (read, stored) = sources, targets
-    at = torch.tensor(frequencies)
-    parts = read.double().unflatten(0, (shape.heads, 2, -1))
-    combined = torch.complex(parts[:, 0], parts[:, 1]).transpose(0, 1)  # [components, heads, …]
-    own = shape.rotated(queries)[at]
-    grouped = (len(at), shape.kv_heads, -1)
-    products = (combined * own.conj()).reshape(grouped).sum(-1)
-    sizes = own.abs().square().reshape(grouped).sum(-1)
-    factors = (products / sizes).where(sizes > 0, 0)
-    spread = factors.repeat_interleave(shape.heads // shape.kv_heads, 1)[..., None] * own
-    eps = torch.finfo(stored.dtype).eps
-    fits = float((combined - spread).norm()) <= 4 * eps * float(spread.norm())
-    roots, wide = shape.weight_of_keys(queries).sqrt(), shape.rotated(keys)
-    down = torch.complex(*stored.double().chunk(2))
+    (queries, keys, values), (read, rotary, latent, expanded) = sources, targets
+    eps = max(torch.finfo(rotary.dtype).eps, 1e-13)
+    parts = read.double().unflatten(0, (shape.heads, -1))
+    own, at = shape.rotated(queries), torch.tensor(frequencies)
+    turned = shape.rotated(parts[:, : shape.width].flatten(0, 1))
+    components = torch.complex(*parts[:, shape.width :].chunk(2, 1)).transpose(0, 1)
+    turns, fits = _factors(turned, own, eps)
+    factors, combined = _factors(components, own[at], eps, shape.group)
+    fits &= combined and bool((turns.abs() <= 1 + 4 * eps).all())
+    up = expanded.double().unflatten(0, (shape.kv_heads, shape.group, -1))
+    fits &= bool((up == up[:, :1]).all())
+    of_keys = torch.complex(*rotary.double().chunk(2))
+    by_pair = shape.rotated(keys)
     systems = []
-    for pair in range(shape.pairs):
-        root, here = roots[pair][:, None], at == pair
-        systems.append((root * factors[here].conj().T, root * wide[pair], down[here]))
-    kept, spectrum = _judge(module, systems, torch.eye(1), eps)
+    for pair in sorted(set(frequencies)):
+        here = factors[at == pair].conj().T
+        scales = here.norm(dim=1, keepdim=True).clamp(min=eps * float(here.norm()))
+        rows = by_pair[pair] / scales  # each KV head of the size that its factors have
+        systems.append((here / scales, rows, of_keys[at == pair], rows))
+    inputs = values.shape[1]
+    rotated = _spread(shape, at, factors.conj(), of_keys[:, :inputs])
+    rows = torch.cat([keys[:, :inputs], values]).double()
+    left = torch.cat([keys[:, :inputs] - rotated, values.double()])
+    shared = torch.cat([half.flatten(0, 1) for half in up[:, 0].chunk(2, 1)])
+    systems.append((shared, left, latent.double(), rows))
+    kept, spectrum = _judge(module, systems, eps)
     return kept and fits, spectrum
 
 
-def _judge(
-    module: str,
-    systems: Sequence[tuple[Tensor, Tensor, Tensor]],
-    root: Tensor,
-    eps: float,
-) -> tuple[bool, Spectrum]:
-    """Check least squares, each ‖up · down - matrix‖ over down, up to the rounding of both.
+def _factors(rows: Tensor, own: Tensor, eps: float, group: int = 1) -> tuple[Tensor, bool]:
+    """By what the queries of every group of heads are multiplied; and whether that is all.
 
     Args:
-        module: name of the projection.
-        systems: up, matrix and down of each.
-        root: what errors of up are multiplied by.
+        rows: of the target, [components, heads, hidden], complex.
+        own: of the source, of the same shape.
+        eps: of the dtype that stores them.
+        group: number of heads that share a factor.
+
+    Returns:
+        The factors, [components, groups].
+    """
+    grouped = (len(own), -1, group)
+    products, sizes = ((one * own.conj()).sum(-1).reshape(grouped).sum(-1) for one in (rows, own))
+    factors = (products / sizes).where(sizes.real > 0, 0)
+    spread = factors.repeat_interleave(group, 1)[..., None] * own
+    return factors, float((rows - spread).norm()) <= 4 * eps * float(spread.norm())
+
+
+def _judge(
+    module: str, systems: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], eps: float
+) -> tuple[bool, Spectrum]:
+    """Check that down = D · matrix, where D · up is 1 on down, up to rounding, for some D.
+
+    Args:
+        module: name of the attention.
+        systems: up, matrix, down, and what the matrix is the rest of.
         eps: of the dtype that stores them.
     """
     kept, residual, values = True, 0.0, []
-    for up, matrix, down in systems:
-        best = up @ torch.linalg.pinv(up) @ matrix
-        steep = torch.linalg.matrix_norm(torch.linalg.pinv(up), 2) if up.numel() else 0
-        left = torch.linalg.matrix_norm(matrix - best)
-        size = torch.linalg.matrix_norm(root, 2)
-        limit = 4 * eps * (size * down.norm() + size * steep * left)
-        kept &= bool((up @ down - best).norm() <= limit + 1e-13 * matrix.norm())
+    for up, matrix, down, rows in systems:
         residual += float((up @ down - matrix).norm().square())
         values.append(torch.linalg.svdvals(matrix))
+        factor = down @ torch.linalg.pinv(matrix, atol=eps * float(rows.norm()))
+        steep = torch.linalg.matrix_norm(factor, 2)
+        limit = 4 * eps * (down.norm() * (1 + steep * up.norm()) + steep * rows.norm())
+        kept &= bool((factor @ matrix - down).norm() <= limit)
+        kept &= bool((factor @ (up @ down) - down).norm() <= limit)
     singular = torch.cat(values).sort(descending=True).values
-    rank = sum(up.shape[1] for up, _, _ in systems)
+    rank = sum(up.shape[1] for up, *_ in systems)
     spectrum = Spectrum(
         module=module,
         singular_values=singular[:MAX_VALUES].tolist(),
@@ -528,6 +608,6 @@ def _judge(
         kept=min(rank, len(singular)),
         residual=residual,
         best=float(singular[rank:].square().sum()),
-        unit="squared Frobenius norm, with the weights of what reads it",
+        unit="squared Frobenius norm",
     )
     return kept, spectrum

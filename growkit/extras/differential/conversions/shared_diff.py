@@ -24,7 +24,7 @@ from growkit.extras.calibration import (
     TOLERANCE,
     WINDOWS,
     Calibration,
-    Projections,
+    Replacement,
     costs_of,
     smallest_rank,
     windows_of,
@@ -311,9 +311,11 @@ class Search:
     def _costs(self, ways: Sequence[Way]) -> Mapping[Way, float]:
         """The cost of ways, see ``growkit.extras.calibration.costs_of``."""
 
-        def of_layer(layer: int) -> Callable[[Way], Projections]:
+        def of_layer(layer: int) -> Callable[[Way], Replacement]:
             weights = {n: self._source.read(weight_of(n, layer)) for n in self.projections}
-            return lambda way: {n: (self._shared(n, layer, weights[n], way), None) for n in weights}
+            return lambda way: Replacement(
+                {n: (self._shared(n, layer, weights[n], way), None) for n in weights}
+            )
 
         ranks = sorted({rank for way in ways for rank in way.ranks})
         title = f"trying rank {', '.join(map(str, ranks))}"

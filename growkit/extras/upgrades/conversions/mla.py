@@ -45,8 +45,7 @@ from growkit.extras.upgrades.mla_compression import (
     LatentSearch,
     LatentWay,
     Shape,
-    judge_keys,
-    judge_values,
+    judge,
 )
 from growkit.families.family import Family
 from growkit.families.family_parts import Member
@@ -58,7 +57,7 @@ from growkit.planning.transforms import Computed, Constant, Mapped, Transform, r
 from growkit.results.proof_result import Spectrum
 
 CONSTANTS = 4
-"""Coordinates of a latent with constants."""
+"""Coordinates of an exact latent with constants; one is enough if a projection may round."""
 
 EXPONENT = 30
 """The norm of a latent divides by two to this power."""
@@ -100,13 +99,13 @@ def _compressed(
 ) -> Change:
     source, layers = heads.source, config["num_hidden_layers"]
     shape = Shape(heads.heads, heads.kv_heads, heads.width)
-    search = LatentSearch(source, shape, layers, CONSTANTS, options)
+    search = LatentSearch(source, shape, layers, 1, options)
     way, tried = search.settle()
     compressed = Compressed(
         source, heads.heads, heads.kv_heads, heads.width, heads.biased, search, way
     )
-    checks = [check for layer in range(layers) for check in compressed.checks(layer)]
-    plan = _rewritten(compressed, target, config, checks=tuple(checks))
+    checks = tuple(map(compressed.check, range(layers)))
+    plan = _rewritten(compressed, target, config, checks=checks)
     size = FLOAT_BYTES[main_dtype(source.tensors)] * layers
     full = 2 * heads.kv_heads * heads.width
     lost = (
@@ -155,6 +154,16 @@ class LatentHeads:
         return self.kv_heads * self.width
 
     @property
+    def unrotated(self) -> int:
+        """Number of coordinates of a head's key that come from the latent."""
+        return 0
+
+    @property
+    def constants(self) -> Tensor:
+        """The constants of the latent."""
+        return _constants(self.latent + CONSTANTS)
+
+    @property
     def frequencies(self) -> tuple[int, ...]:
         """The pair of the source whose frequency each pair of the rotary key has."""
         return tuple(range(self.width // 2)) * self.kv_heads
@@ -164,14 +173,14 @@ class LatentHeads:
         return {
             "num_key_value_heads": self.heads,
             "q_lora_rank": self.heads * self.width + CONSTANTS if self.biased else None,
-            "kv_lora_rank": self.latent + CONSTANTS,
+            "kv_lora_rank": self.latent + len(self.constants),
             "qk_rope_head_dim": 2 * len(self.frequencies),
-            "qk_nope_head_dim": 0,
+            "qk_nope_head_dim": self.unrotated,
             "v_head_dim": self.width,
             "attention_bias": True,
             "rope_interleave": False,
             "num_nextn_predict_layers": 0,
-            **_rope(self.source, self.width, self.frequencies),
+            **_rope(self.source, self.width, self.frequencies, self.unrotated),
         }
 
     @cached_property
@@ -223,7 +232,9 @@ class LatentHeads:
             why = "constants, and biases of the source" if kind == "bias" else "put together"
             return Computed(names, why, latent, dtype=info.dtype)
         if module in ("q_a_layernorm", "kv_a_layernorm"):
-            return Computed((), f"2^{EXPONENT}", partial(_norm, info), dtype=info.dtype)
+            constants = len(self.constants) if module == "kv_a_layernorm" else CONSTANTS
+            norm = partial(_norm, info, constants)
+            return Computed((), f"2^{EXPONENT}", norm, dtype=info.dtype)
         if member.name not in self.source.tensors:
             return Constant(info.dtype, 0.0, "new")  # the bias of o_proj
         return None
@@ -265,19 +276,36 @@ class Compressed(LatentHeads):
         return self.way.latent
 
     @property
+    def unrotated(self) -> int:
+        """See ``LatentHeads``."""
+        return self.width
+
+    @cached_property
+    def constants(self) -> Tensor:
+        """See ``LatentHeads``; one, which the source's dtype can hold."""
+        dtype = TensorInfo((), main_dtype(self.source.tensors)).torch_dtype
+        constant = torch.tensor([math.sqrt(self.latent + 1) * 2.0**EXPONENT], dtype=torch.float64)
+        return constant.to(dtype).double()
+
+    @property
+    def scale(self) -> float:
+        """By what the latent's norm multiplies its coordinates, about 1."""
+        return math.sqrt(self.latent + 1) * 2.0**EXPONENT / float(self.constants)
+
+    @property
     def frequencies(self) -> tuple[int, ...]:
         """See ``LatentHeads``."""
         return tuple(pair for pair, count in enumerate(self.way.pairs) for _ in range(count))
 
     def transform(self, member: Member, info: TensorInfo) -> Transform | None:
-        """See ``LatentHeads``."""
+        """The transform of a tensor of the target; None keeps the source's."""
         prefix, attention, name = member.name.partition(".self_attn.")
         module, _, kind = name.rpartition(".")
         makers: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
             "q_proj": (self._queries, ("q_proj.weight",)),
             "q_b_proj": (self._expanded_queries, ()),
             "kv_a_proj_with_mqa": (self._down, ("k_proj.weight", "v_proj.weight")),
-            "kv_b_proj": (self._up, ("v_proj.bias",)),
+            "kv_b_proj": (self._up, ()),
         }
         if module not in makers:
             return super().transform(member, info)
@@ -294,7 +322,11 @@ class Compressed(LatentHeads):
     def _computed(
         self, make: Callable[..., Tensor], layer: int, info: TensorInfo, *old: Tensor
     ) -> Tensor:
-        computed = make(self.search.bases(layer, self.way), *(one.double() for one in old))
+        def stored(up: Tensor) -> Tensor:
+            return (up / self.scale).to(info.torch_dtype).double() * self.scale
+
+        bases = self.search.bases(layer, self.way, stored)
+        computed = make(bases, *(one.double() for one in old))
         assert computed.shape == info.shape
         return computed.to(info.torch_dtype).contiguous()
 
@@ -307,61 +339,56 @@ class Compressed(LatentHeads):
         return torch.nn.functional.pad(rows, (0, CONSTANTS))
 
     def _down(self, bases: Bases, keys: Tensor, values: Tensor) -> Tensor:
-        constants = torch.zeros(CONSTANTS, values.shape[1], dtype=torch.float64)
         rotary = bases.keys(self.shape, keys)
-        return torch.cat([bases.values_down @ values, constants, rotary.real, rotary.imag])
+        latent = bases.latent(self.shape, keys, values)
+        latent = torch.nn.functional.pad(latent, (0, 0, 0, len(self.constants)))
+        return torch.cat([latent, rotary.real, rotary.imag])
 
     def _down_bias(self, bases: Bases, *keys: Tensor) -> Tensor:
         none = torch.zeros(self.kv_heads * self.width, dtype=torch.float64)
         rotary = bases.keys(self.shape, keys[0] if keys else none)
-        latent = torch.zeros(self.latent, dtype=torch.float64)
-        constants = _constants(self.latent + CONSTANTS)
-        return torch.cat([latent, constants, rotary.real, rotary.imag])
+        latent = torch.nn.functional.pad(self.constants, (self.latent, 0))
+        return torch.cat([latent, rotary.real, rotary.imag])
 
-    def _up(self, bases: Bases, *bias: Tensor) -> Tensor:
-        """Rows of values; the first constant carries what all tokens have in common, biases too."""
-        expanded = torch.nn.functional.pad(bases.values_up, (0, CONSTANTS))
-        first = _constants(self.latent + CONSTANTS)[0] / 2.0**EXPONENT
-        expanded[:, self.latent] = bases.constant / first
-        return expanded[list(self.value_rows)]
+    def _up(self, bases: Bases) -> Tensor:
+        """Rows of unrotated keys and of values of every head.
 
-    def checks(self, layer: int) -> list[TargetCheck]:
-        """The checks of what a layer has in place of keys and values."""
+        The constant carries what all tokens have in common in values, with their biases.
+        """
+        first = float(self.constants) / 2.0**EXPONENT * self.scale
+        keys = torch.nn.functional.pad(bases.constant, (len(bases.constant), 0)) / first
+        rows = torch.cat([bases.up / self.scale, keys[:, None]], 1)
+        by_head = rows.unflatten(0, (2, self.kv_heads, self.width)).transpose(0, 1)
+        return by_head.repeat_interleave(self.shape.group, 0).flatten(0, 2)
+
+    def check(self, layer: int) -> TargetCheck:
+        """The check of what a layer has in place of queries, keys and values."""
         prefix = ATTENTION.format(layer=layer)
         queries = f"{prefix}{'q_b_proj' if self.biased else 'q_proj'}.weight"
+        names = [f"{prefix}{name}" for name in ("q_proj", "v_proj", "k_proj")]
+        names = [f"{name}.weight" for name in names] + [f"{prefix}k_proj.bias"]
+        sources = tuple(name for name in names if name in self.source.tensors)
         down = f"{prefix}kv_a_proj_with_mqa"
-        rotary = [f"{prefix}{name}" for name in ("q_proj.weight", "k_proj.weight", "k_proj.bias")]
-        rotary = [name for name in rotary if name in self.source.tensors]
-        values = tuple(f"{prefix}{name}.weight" for name in ("v_proj", "o_proj"))
-        targets = (queries, f"{down}.weight", f"{down}.bias")
-        of_values = (f"{prefix}kv_b_proj.weight", f"{down}.weight")
-        return [
-            TargetCheck(tuple(rotary), targets, partial(self._judge_keys, f"{prefix}k_proj")),
-            TargetCheck(values, of_values, partial(self._judge_values, f"{prefix}v_proj")),
-        ]
+        targets = (queries, f"{down}.weight", f"{down}.bias", f"{prefix}kv_b_proj.weight")
+        return TargetCheck(sources, targets, partial(self._judge, prefix.rstrip(".")))
 
-    def _judge_keys(
+    def _judge(
         self, module: str, sources: Sequence[Tensor], targets: Sequence[Tensor]
     ) -> tuple[bool, Spectrum]:
-        queries, keys, *bias = sources
-        read, down, shift = targets
+        queries, values, keys, *bias = sources
+        read, down, shift, expanded = targets
         if self.biased:
             read = read[:, :-CONSTANTS].double() @ queries.double()
         keys = torch.cat([keys, *(one[:, None] for one in bias)], 1)
         stored = torch.cat([down, shift[:, None]], 1) if bias else down
-        end = self.latent + CONSTANTS
-        constants = torch.nn.functional.pad(_constants(end), (self.latent, 0)).to(shift.dtype)
+        end = self.latent + len(self.constants)
+        constants = torch.nn.functional.pad(self.constants, (self.latent, 0)).to(shift.dtype)
         fits = shift[:end].equal(constants) and (bool(bias) or not shift[end:].any())
-        kept, spectrum = judge_keys(
-            module, self.shape, self.frequencies, (queries, keys), (read, stored[end:])
-        )
+        fits &= not down[self.latent : end].any()
+        expanded = expanded[:, : self.latent].double() * self.scale
+        parts = (read, stored[end:], down[: self.latent], expanded)
+        kept, spectrum = judge(module, self.shape, self.frequencies, (queries, keys, values), parts)
         return kept and fits, spectrum
-
-    def _judge_values(
-        self, module: str, sources: Sequence[Tensor], targets: Sequence[Tensor]
-    ) -> tuple[bool, Spectrum]:
-        up, down = targets
-        return judge_values(module, self.shape, sources, (up, down[: self.latent]))
 
 
 def _ones(columns: Sequence[int], info: TensorInfo) -> Tensor:
@@ -373,10 +400,10 @@ def _ones(columns: Sequence[int], info: TensorInfo) -> Tensor:
     return matrix
 
 
-def _norm(info: TensorInfo) -> Tensor:
+def _norm(info: TensorInfo, constants: int) -> Tensor:
     """The weight of a latent's norm, which multiplies constants by 1."""
     weight = torch.full(info.shape, 2.0**EXPONENT, dtype=info.torch_dtype)
-    weight[-CONSTANTS:] = 1
+    weight[-constants:] = 1
     return weight
 
 
@@ -397,8 +424,10 @@ def _constants(size: int) -> Tensor:
     raise AssertionError(f"{size} is no sum of four squares")
 
 
-def _rope(source: Model, width: int, frequencies: Sequence[int]) -> Config:
+def _rope(source: Model, width: int, frequencies: Sequence[int], unrotated: int) -> Config:
     """Rotary parameters that give every pair its frequency of the source, spelled as there.
+
+    Their scale makes up for the width of queries, by whose root the class divides scores.
 
     Raises:
         InputError: the frequencies are not fixed, or not all of a head is rotated.
@@ -428,7 +457,7 @@ def _rope(source: Model, width: int, frequencies: Sequence[int]) -> Config:
         "attention_factor": factor,
         "original_max_position_embeddings": original,
         "factor": math.e,
-        "mscale_all_dim": 10 * ((2 * len(frequencies) / width) ** 0.25 - 1),
+        "mscale_all_dim": 10 * (((unrotated + 2 * len(frequencies)) / width) ** 0.25 - 1),
     }
     if "rope_parameters" in source.config:
         return {"rope_parameters": base | scaling}
