@@ -533,7 +533,7 @@ def judge(
             keys have some; of the latent; and of Q, for every head, [heads · 2 · width, latent].
     """
     (queries, keys, values), (read, rotary, latent, expanded) = sources, targets
-    eps = max(torch.finfo(rotary.dtype).eps, 1e-13)
+    eps = max(torch.finfo(rotary.dtype).eps, 1e-11)
     parts = read.double().unflatten(0, (shape.heads, -1))
     own, at = shape.rotated(queries), torch.tensor(frequencies)
     turned = shape.rotated(parts[:, : shape.width].flatten(0, 1))
