@@ -234,7 +234,8 @@ class Statistics:
         root, back = self.roots
         mean, wide = left @ self.inputs[:, -1], root @ left
         moment = wide @ self.inputs @ wide.T - torch.outer(root @ mean, root @ mean)
-        moment += UNSEEN * self.inputs.trace() / len(self.inputs) * (wide @ wide.T)
+        linear = wide[:, :-1]  # biases are a part of the constant
+        moment += UNSEEN * self.inputs.trace() / len(self.inputs) * (linear @ linear.T)
         directions = torch.linalg.eigh(moment).eigenvectors.flip(-1)[:, :latent]
         up = stored(torch.linalg.qr(back @ directions).Q)
         seen = root @ up
