@@ -359,7 +359,8 @@ class Compressed(LatentHeads):
         keys = torch.nn.functional.pad(bases.constant, (len(bases.constant), 0)) / first
         rows = torch.cat([bases.up / self.scale, keys[:, None]], 1)
         by_head = rows.unflatten(0, (2, self.kv_heads, self.width)).transpose(0, 1)
-        return by_head.repeat_interleave(self.shape.group, 0).flatten(0, 2)
+        expanded: Tensor = by_head.repeat_interleave(self.shape.group, 0).flatten(0, 2)
+        return expanded
 
     def check(self, layer: int) -> TargetCheck:
         """The check of what a layer has in place of queries, keys and values."""
