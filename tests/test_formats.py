@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import struct
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -56,6 +57,8 @@ def setting(key: str, form: str, value: object) -> Callable[[bytes], bytes]:
 
 def stored(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors and settings of a converted model, as the libraries of its format read them."""
+    for archive in filter(zipfile.is_zipfile, path.glob("*") if path.is_dir() else ()):
+        assert zipfile.ZipFile(archive).testzip() is None
     if (path / "lit_model.pth").is_file():
         settings = yaml.safe_load((path / "model_config.yaml").read_text())
         return torch.load(path / "lit_model.pth"), settings

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,7 @@ def save_torch(model: Any, optimizer: Any, path: Path) -> Path:
 
 def load_torch(model: Any, optimizer: Any, folder: Path) -> None:
     """As Trainer does it."""
+    assert zipfile.ZipFile(folder / "optimizer.pt").testzip() is None
     optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
 
 

@@ -450,6 +450,6 @@ def metadata_of(dtype: "torch.dtype | None", size: Sequence[int]) -> Any:
 @lru_cache(maxsize=1024)
 def _frame_of(info: TensorInfo) -> tuple[bytes, bytes]:
     """The bytes before and after the data of a tensor."""
-    frame, _ = weight_file.archive_frame({"tensor": info}, lambda saved: saved["tensor"])
+    frame, *_ = weight_file.archive_frame({"tensor": info}, lambda saved: saved["tensor"])
     before, after = frame.values()
     return before, after

@@ -7,6 +7,7 @@ the data, after names and sizes of its records have been checked.
 """
 
 import os
+import struct
 import sys
 import warnings
 import zipfile
@@ -380,16 +381,16 @@ def archive_shard(
         tensors: headers of the tensors.
         aliases: further names in the dictionary, each with the tensor that it names as well.
     """
-    frame, offsets = archive_frame(
+    frame, offsets, checksums = archive_frame(
         tensors, lambda saved: saved | {name: saved[of] for name, of in aliases.items()}
     )
-    return Shard(file, tensors, frame, offsets)
+    return Shard(file, tensors, frame, offsets, checksums)
 
 
 def archive_frame(
     tensors: Mapping[str, TensorInfo],
     content: Callable[[dict[str, Tensor]], Any] = lambda placeholders: placeholders,
-) -> tuple[dict[int, bytes], dict[str, int]]:
+) -> tuple[dict[int, bytes], dict[str, int], dict[str, list[int]]]:
     """Plan an archive as ``torch.save`` writes it; headers determine all bytes around the data.
 
     Args:
@@ -397,7 +398,8 @@ def archive_frame(
         content: maps placeholders of the tensors, by name, to what is saved.
 
     Returns:
-        The bytes around the data, by their offset in the file, and the offset of every tensor.
+        The bytes around the data, by their offset in the file; the offset of every tensor; and
+        those of its checksums, see ``Shard``.
     """
     from torch.serialization import skip_data
 
@@ -425,7 +427,32 @@ def archive_frame(
                 end = offsets[name] + tensors[name].bytes
             stream.seek(end)
             frame[end] = stream.read()
-    return frame, offsets
+        return frame, offsets, checksum_places(file, offsets)
+
+
+DESCRIPTOR, LOCAL, CENTRAL = 4, 30, 46
+"""In a ZIP archive: the bytes before the checksum that follows the data of a record, and the sizes
+of its headers before their names (APPNOTE 4.3.7, 4.3.9 and 4.3.12)."""
+
+
+def checksum_places(file: Path, offsets: Mapping[str, int]) -> dict[str, list[int]]:
+    """Find where an archive that ``torch.save`` wrote holds the checksums of its tensors.
+
+    Args:
+        file: the archive.
+        offsets: the offset of every tensor's data.
+    """
+    places: dict[int, list[int]] = {}
+    with zipfile.ZipFile(file) as archive, file.open("rb") as stream:
+        at = archive.start_dir
+        for record in archive.infolist():
+            stream.seek(record.header_offset + LOCAL - 4)
+            lengths = struct.unpack("<HH", stream.read(4))
+            data = record.header_offset + LOCAL + sum(lengths)
+            places[data] = [data + record.file_size + DESCRIPTOR, at + 16]
+            stream.seek(at + 28)
+            at += CENTRAL + sum(struct.unpack("<HHH", stream.read(6)))
+    return {name: places[offset] for name, offset in offsets.items()}
 
 
 def save_archive(content: Any, stream: IO[bytes]) -> None:

@@ -14,10 +14,11 @@ import json
 import os
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Condition, Event, Lock
@@ -83,12 +84,14 @@ class Shard:
         tensors: the header of every tensor, in the order of the file.
         frame: the bytes around the data of tensors, by their offset in the file.
         offsets: offset of every tensor's data in the file, in bytes.
+        checksums: offsets at which the file holds the CRC-32 of a tensor's data, by tensor.
     """
 
     name: str
     tensors: Mapping[str, TensorInfo]
     frame: Mapping[int, bytes]
     offsets: Mapping[str, int]
+    checksums: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 Save = Callable[[Weights, Path, "Iterable[Shard]"], None]
@@ -195,11 +198,15 @@ def write_shards(
                     for offset, text in shard.frame.items():
                         stream.seek(offset)
                         stream.write(text)
-                hashes.add(file, flushed=True, written=written)
+                if not shard.checksums:
+                    hashes.add(file, flushed=True, written=written)
                 write = partial(_write_tensor, weights, file, shard, written, advance, stop)
                 jobs = [pool.submit(write, name) for name in shard.tensors]
                 for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
                     job.result()
+                if shard.checksums:
+                    _write_checksums(file, shard, [job.result() for job in jobs])
+                    hashes.add(file, flushed=True)
         finally:
             stop.set()
 
@@ -212,18 +219,30 @@ def _write_tensor(
     advance: Callable[[int], None],
     stop: Event,
     name: str,
-) -> None:
-    offset = shard.offsets[name]
+) -> int:
+    """Write a tensor; return the CRC-32 of its data."""
+    offset, checksum = shard.offsets[name], 0
     with file.open("r+b", buffering=0) as stream:
         for block in weights.blocks(name):
             if stop.is_set():
-                return
+                return checksum
             data = memoryview(block.contiguous().flatten().view(torch.uint8).numpy().data)
             write_at(stream.fileno(), data, offset)
+            if name in shard.checksums:
+                checksum = zlib.crc32(data, checksum)
             offset += len(data)
             written.add(name, len(data))
             advance(len(data))
     assert offset - shard.offsets[name] == shard.tensors[name].bytes, name
+    return checksum
+
+
+def _write_checksums(file: Path, shard: Shard, checksums: Sequence[int]) -> None:
+    with file.open("r+b") as stream:
+        for name, checksum in zip(shard.tensors, checksums, strict=True):
+            for place in shard.checksums.get(name, ()):
+                stream.seek(place)
+                stream.write(checksum.to_bytes(4, "little"))
 
 
 def keep_freed(limit: int) -> None:

@@ -22,6 +22,7 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.weight_file import (
     Select,
     TorchFile,
+    checksum_places,
     open_saved,
     placeholder,
     save_archive,
@@ -252,7 +253,9 @@ def _write(by_name: bool, file: str, grown: TargetState, folder: Path, save: Sav
         save_archive(content, stream)
     places = open_saved(Folder(folder), file, KIND)[1](tensors).places
     offsets = {key: places[key].begin for key in sorted(places, key=lambda key: places[key].begin)}
-    save(grown, folder, [Shard(file, {key: grown.tensors[key] for key in offsets}, {}, offsets)])
+    headers = {key: grown.tensors[key] for key in offsets}
+    checksums = checksum_places(folder / file, offsets)
+    save(grown, folder, [Shard(file, headers, {}, offsets, checksums)])
 
 
 # Names of parameters
