@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from growkit.base.options import check_options, documented, option
@@ -46,7 +46,7 @@ class Settings:
     length: int | None = option(
         None,
         f"Tokens in each window or prompt: {LONG}, or {SHORT} ({SHORT_TEXT} of a text, in {MANY} "
-        f"windows) {SETTLED}; more where the config needs more.",
+        f"windows) {SETTLED}.",
         limits=(2, 2**31 - 1),
     )
     seed: int = option(0, "Seed of everything random.", limits=SEEDS)
@@ -64,22 +64,22 @@ class Settings:
         limits=(1, 10_000),
     )
 
-    def amount(self, *, recovered: bool = False, reach: int = 0) -> tuple[int, int]:
-        """Number of prompts, and of tokens in each.
-
-        Args:
-            recovered: whether every weight was recovered.
-            reach: tokens that a prompt should have at least, unless the length was asked for; the
-                prompts are then fewer.
-        """
-        prompts, length = MANY, LONG
-        if recovered:
-            prompts, length = (FEW, SHORT) if self.text is None else (MANY, SHORT_TEXT)
-        if reach > length:
-            prompts, length = max(1, prompts * length // reach), reach
+    @property
+    def amount(self) -> tuple[int, int]:
+        """Number of prompts, and of tokens in each, if not every weight was recovered."""
         return (
-            prompts if self.prompts is None else self.prompts,
-            length if self.length is None else self.length,
+            MANY if self.prompts is None else self.prompts,
+            LONG if self.length is None else self.length,
+        )
+
+    @property
+    def if_weights_recovered(self) -> Settings:
+        """The same settings for a target whose weights were all recovered."""
+        prompts, length = (FEW, SHORT) if self.text is None else (MANY, SHORT_TEXT)
+        return replace(
+            self,
+            prompts=prompts if self.prompts is None else self.prompts,
+            length=length if self.length is None else self.length,
         )
 
     def __post_init__(self) -> None:

@@ -62,20 +62,19 @@ class Prompts:
         return replace(self, windows=tuple(window[:length] for window in windows))
 
 
-def make_prompts(settings: Settings, folder: Path, config: Config, reach: int = 0) -> Prompts:
+def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
     """Make the prompts that the settings describe.
 
     Args:
         settings: text or random tokens, with the number and length of prompts.
         folder: the folder with the tokenizer.
         config: the model's config, for the vocabulary and the longest context.
-        reach: see ``Settings.amount``.
 
     Raises:
         InputError: the text cannot be read or is too short, there is no tokenizer for it, or the
             config has no usable context length.
     """
-    prompts, wanted = settings.amount(reach=reach)
+    prompts, wanted = settings.amount
     longest = longest_context(config) or wanted
     if not isinstance(longest, int) or longest < 2:
         raise InputError(

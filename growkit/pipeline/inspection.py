@@ -367,7 +367,7 @@ def estimate(
     proving = None
     if proof is not None:
         parameters = sum(tensors.total_parameters(model.tensors) for model in headers)
-        prompts, length = proof.amount(recovered=exact)
+        prompts, length = (proof.if_weights_recovered if exact else proof).amount
         proving = round(STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length), 1)
     return results.Estimate(
         disk_needed=disk_needed(target, extra),

@@ -116,9 +116,10 @@ def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[M
         if longest is not None:
             why = f"the prompt is as long as the longest context, {longest} tokens"
         all_modes += [Mode(EXPLICIT, note=why), Mode(LONGEST, note=why)]
-    settings, needed = lowered(source, target), reach(source, target)
+    settings, needed = lowered(source, target), min((reach(source, target), *limits))
     if settings or needed:
-        prompt = windows[0][: max(count, needed)]
+        tokens = torch.cat(windows)
+        prompt = tokens.repeat(1 + needed // len(tokens))[: max(count, needed)]
         listed = ", ".join(f"{key} {value}" for key, value in settings.items())
         note = f"{len(prompt)} tokens" + (f", with {listed} in both models" if listed else "")
         all_modes.append(Mode(LONG, (Call(prompt, settings=settings),), note=note))

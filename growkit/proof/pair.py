@@ -14,7 +14,6 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.device import check_subnormal_numbers, choose_device, reproducible
-from growkit.engine.long_text_settings import reach
 from growkit.engine.prompts import Prompts, make_prompts
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
@@ -56,7 +55,6 @@ class Pair(Request):
         origin: how the target was made.
         device: device of both models as they run.
         prompts: the prompts.
-        reach: see ``growkit.engine.long_text_settings.reach``.
         advance: called with the bytes of every layer of both models.
         varying: operations that ran and have no deterministic form; it grows as operations run.
     """
@@ -65,7 +63,6 @@ class Pair(Request):
     origin: Origin
     device: torch.device
     prompts: Prompts
-    reach: int
     advance: Callable[[int], None]
     varying: list[str]
 
@@ -86,8 +83,7 @@ class Pair(Request):
 
     def if_weights_recovered(self) -> Pair:
         """The same pair with the fewer prompts that are enough if no weight can be at fault."""
-        amount = self.settings.amount(recovered=True, reach=self.reach)
-        return replace(self, prompts=self.prompts.cut(*amount))
+        return replace(self, prompts=self.prompts.cut(*self.settings.if_weights_recovered.amount))
 
 
 @contextmanager
@@ -114,14 +110,12 @@ def open_pair(request: Request) -> Iterator[Pair]:
                 planned = views.enter_context(plan.tokens.select(planned))
         check_vocabularies(planned, after)
         after = after.with_family(origin.lineage.source.described)
-        reached = reach(planned.config, after.config)
         yield Pair(
             **vars(request) | {"before": planned, "after": after},
             stored=before,
             origin=origin,
             device=device,
-            prompts=make_prompts(settings, planned.opened.path, planned.config, reached),
-            reach=reached,
+            prompts=make_prompts(settings, planned.opened.path, planned.config),
             advance=advance,
             varying=varying,
         )
