@@ -159,6 +159,11 @@ class LatentHeads:
         return 0
 
     @property
+    def number_of_constants(self) -> int:
+        """Number of the constants of the latent."""
+        return CONSTANTS
+
+    @property
     def constants(self) -> Tensor:
         """The constants of the latent."""
         return _constants(self.latent + CONSTANTS)
@@ -173,7 +178,7 @@ class LatentHeads:
         return {
             "num_key_value_heads": self.heads,
             "q_lora_rank": self.heads * self.width + CONSTANTS if self.biased else None,
-            "kv_lora_rank": self.latent + len(self.constants),
+            "kv_lora_rank": self.latent + self.number_of_constants,
             "qk_rope_head_dim": 2 * len(self.frequencies),
             "qk_nope_head_dim": self.unrotated,
             "v_head_dim": self.width,
@@ -232,7 +237,7 @@ class LatentHeads:
             why = "constants, and biases of the source" if kind == "bias" else "put together"
             return Computed(names, why, latent, dtype=info.dtype)
         if module in ("q_a_layernorm", "kv_a_layernorm"):
-            constants = len(self.constants) if module == "kv_a_layernorm" else CONSTANTS
+            constants = self.number_of_constants if module == "kv_a_layernorm" else CONSTANTS
             norm = partial(_norm, info, constants)
             return Computed((), f"2^{EXPONENT}", norm, dtype=info.dtype)
         if member.name not in self.source.tensors:
@@ -279,6 +284,11 @@ class Compressed(LatentHeads):
     def unrotated(self) -> int:
         """See ``LatentHeads``."""
         return self.width
+
+    @property
+    def number_of_constants(self) -> int:
+        """See ``LatentHeads``."""
+        return 1
 
     @cached_property
     def constants(self) -> Tensor:

@@ -77,7 +77,15 @@ class HyperLlamaDecoderLayer(LlamaDecoderLayer):
         return _mixed(weights, self.mlp(self.post_attention_layernorm(read)), hidden_states)
 
 
-class HyperLlamaModel(LlamaModel):
+class _WithExperts:
+    """Lets users choose how Mixtral's experts run, whichever base was asked first."""
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True
+
+
+class HyperLlamaModel(_WithExperts, LlamaModel):
     """Llama's stack of layers, between the copies of the embedding and the sum of the streams."""
 
     config: HyperLlamaConfig
@@ -154,7 +162,7 @@ class HyperLlamaModel(LlamaModel):
         return MoeModelOutputWithPast(last_hidden_state=hidden_states, cache=cache)
 
 
-class HyperLlamaForCausalLM(MixtralForCausalLM):
+class HyperLlamaForCausalLM(_WithExperts, MixtralForCausalLM):
     """The model with a head for language modelling, and the loss that balances experts."""
 
     config: HyperLlamaConfig  # type: ignore[assignment]
