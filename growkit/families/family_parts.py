@@ -72,6 +72,7 @@ class Tensor:
         start: its value where it is new, as the class has it, or one of ``STARTS``; None for
             zeros in vectors, ones in norms, and random numbers in matrices.
         offset: the number that the class adds to the tensor before it applies the factor.
+        indices: whether it holds whole numbers, such as the experts of every token.
         component: its part of the model, for users who search for a fault; None to derive it from
             the name (``component_of``).
         dense: for families with experts, the dense model's tensors that become this one, stacked
@@ -89,6 +90,7 @@ class Tensor:
     diagonal: float | None = None
     start: float | str | None = None
     offset: float = 0.0
+    indices: bool = False
     component: str | None = None
     dense: tuple[str, ...] | None = None
 
@@ -613,6 +615,7 @@ TENSOR = NORM | {
     "idle": float,
     "diagonal": float,
     "start": (float, str),
+    "indices": bool,
     "order": [str],
     "component": str,
     "dense": ([str], str),
@@ -622,8 +625,8 @@ TENSOR = NORM | {
 ``tied`` is its pattern in tied models; ``bias`` the models with a bias next to a weight;
 ``powers`` those of axes that its class multiplies it by;
 ``idle`` what it holds in a layer that changes nothing, and ``diagonal`` what its diagonal holds;
-``start`` what it holds where it is new, or how that is drawn (``STARTS``); ``order`` one of
-``ORDERS`` and its axes.
+``start`` what it holds where it is new, or how that is drawn (``STARTS``); ``indices`` whether
+these are whole numbers; ``order`` one of ``ORDERS`` and its axes.
 """
 
 STARTS = ("decays", "small", "time_steps")

@@ -373,6 +373,7 @@ class _Description:
             diagonal=entry.get("diagonal"),
             start=entry.get("start"),
             offset=entry.get("offset", 0.0),
+            indices=entry.get("indices", False),
             component=entry.get("component"),
             dense=NEW if dense == "new" else dense and tuple(_listed(dense)),
         )

@@ -15,9 +15,8 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, Weights
-from growkit.families.axes import Pattern
 from growkit.families.family import Family, family_of
-from growkit.families.family_parts import PREDICTING
+from growkit.families.family_parts import PREDICTING, Member
 
 QUANTISED = re.compile(
     r"[._](qweight|qzeros|scales|blocks|g_idx|packed|scale(_inv)?|weight_format|absmax|SCB|W_q)$"
@@ -140,8 +139,8 @@ def unused_tensors(source: Model, family: Family) -> tuple[dict[str, str], dict[
             f"only {len(source.tensors)} tensors; correct num_hidden_layers or add what is missing"
         )
     patterns = family.patterns(source.config)
-    for name, pattern in patterns.items():
-        _check_header(source, family, name, pattern, pattern.shape(sizes))
+    for member in family.members(source.config):
+        _check_header(source, family, member, member.pattern.shape(sizes))
     unknown = "remove it, or correct model_type, the number of layers or the bias switches"
     dropped: dict[str, str] = {}
     duplicates: dict[str, str] = {}
@@ -162,13 +161,11 @@ def unused_tensors(source: Model, family: Family) -> tuple[dict[str, str], dict[
 
 
 INDICES = frozenset({"I32", "I64"})
-"""Dtypes of tables that a class reads, such as a token's experts; quantised weights in them have
-shapes of their own."""
+"""Dtypes of tensors that hold whole numbers."""
 
 
-def _check_header(
-    source: Model, family: Family, name: str, pattern: Pattern, expected: tuple[int, ...]
-) -> None:
+def _check_header(source: Model, family: Family, member: Member, expected: tuple[int, ...]) -> None:
+    name, pattern = member.name, member.pattern
     info = source.tensors.get(name)
     if info is None:
         remedy = "copy the checkpoint again, or correct its config.json"
@@ -185,8 +182,13 @@ def _check_header(
             f"tensor {name} is missing from {source.where()}; {family.one} with its "
             f"config.json has it, with shape {list(expected)}; {remedy}"
         )
-    indices = info.dtype in INDICES and family.description is not None
-    if info.dtype not in tensors.FLOAT_BYTES and not indices:
+    if member.tensor.indices:
+        if info.dtype not in INDICES:
+            raise InputError(
+                f"tensor {name} in {source.where(name)} has dtype {info.dtype}, but holds whole "
+                f"numbers ({', '.join(sorted(INDICES))}); copy the checkpoint again"
+            )
+    elif info.dtype not in tensors.FLOAT_BYTES:
         raise InputError(
             f"tensor {name} in {source.where(name)} has dtype {info.dtype}; growkit works on "
             f"float weights ({', '.join(tensors.FLOAT_BYTES)}), dequantise the model first"

@@ -107,6 +107,7 @@ class ModelClass:
             key: value for key, value in _decoded(config).items() if key not in LOADING_KEYS
         }
         self._built: dict[str, Shapes | None] = {}
+        self.indices: set[str] = set()
         self._by_config: dict[str, Shapes] = {}
         self.divided = self.derived = False
         self.ratio: tuple[str, tuple[str, ...], str] | None = None
@@ -236,6 +237,7 @@ class ModelClass:
 
     def _stored(self, model: nn.Module) -> Shapes:
         stored = as_in_files(model, model.state_dict()).items()
+        self.indices |= {name for name, tensor in stored if not tensor.is_floating_point()}
         return {name: tuple(tensor.shape) for name, tensor in stored if name not in self.repeated}
 
     def shapes_of(self, sizes: Mapping[str, int]) -> Shapes | None:

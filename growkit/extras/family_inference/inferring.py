@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -277,7 +277,7 @@ def _evidence(
     Raises:
         InputError: a tensor is missing, or has another shape than the class would have it.
     """
-    family = replace(described(description, "the inferred family"), description=description)
+    family = described(description, "the inferred family")
     unused_tensors(checkpoint, family)
     sizes = family.sizes(checkpoint.config)
     every = (

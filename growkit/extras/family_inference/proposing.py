@@ -436,6 +436,8 @@ class Proposal:
     def _tensor(self, names: list[str], pattern: str) -> dict[str, Any]:
         said: dict[str, Any] = {"pattern": pattern}
         name = names[0]
+        if name in self.asked.indices:
+            said["indices"] = True
         if power := self.seen.powers.get(name):
             said["powers"] = {"hidden": power}
         # A layer whose stream starts afresh, or is not returned, may show less than similar layers.

@@ -18,7 +18,7 @@ Write = Callable[[Folder], None]
 """Changes copied files; see ``Tokens.write``."""
 
 
-def tokens_of(kept: Sequence[int], write: Write | None = None) -> Tokens:
+def kept_tokens(kept: Sequence[int], write: Write | None = None) -> Tokens:
     """The tokens of a target that has these tokens of its source alone.
 
     Args:

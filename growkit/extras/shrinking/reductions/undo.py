@@ -25,7 +25,7 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Widened, rounded
 from growkit.extras.shrinking.inverse_plan import Inverse, Undone, inverses, sources_of
-from growkit.extras.shrinking.tokens_left import tokens_of
+from growkit.extras.shrinking.tokens_left import kept_tokens
 from growkit.families.model import Model
 from growkit.planning.manifest import read_record, source_headers, without_searches
 from growkit.planning.operation import Change, Operation
@@ -150,7 +150,7 @@ def _plan(source: Model, growth: _Growth) -> Plan:
         family,
         ADDED,
         layers=layers,
-        tokens=tokens_of(range(old)) if old < source.sizes["vocab"] else None,
+        tokens=kept_tokens(range(old)) if old < source.sizes["vocab"] else None,
         again=growth.again,
     )
 

@@ -24,7 +24,7 @@ from growkit.extras.shrinking.tokenizer import (
     read_tokenizer,
     write_trimmed,
 )
-from growkit.extras.shrinking.tokens_left import tokens_of
+from growkit.extras.shrinking.tokens_left import kept_tokens
 from growkit.families.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, Tokens
@@ -60,7 +60,7 @@ class Trim(Operation):
         kept = _tokens_to_keep(source, folder, content, options, documents)
         if len(kept) == old:
             raise InputError(f"all {old} tokens of {source.where()} would be kept")
-        tokens = tokens_of(kept, partial(write_trimmed, content=content, kept=kept))
+        tokens = kept_tokens(kept, partial(write_trimmed, content=content, kept=kept))
         plan = _plan(source, tokens)
         lost = (
             f"{old - len(kept)} of {old} tokens no longer share the softmax: logits of the "
