@@ -1,6 +1,7 @@
 """The experiments in ``benchmarks/continual``: what their runs do, count, measure and report."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, MixtralConfig
 
-from benchmarks.continual import models, results, runs
+from benchmarks.continual import ages, models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
 from benchmarks.continual.campaign import Campaign
-from benchmarks.continual.ensembles import Ensemble
-from benchmarks.continual.experiment import Experiment, Job, load, names
+from benchmarks.continual.experiment import Experiment, load, names
 from benchmarks.continual.report import write
-from benchmarks.continual.runs import Run, Segment
 from benchmarks.continual.text import END, PARTS, Text, part_of, read_text
 from benchmarks.figures import drawn
 from growkit.base.errors import InputError
@@ -93,23 +92,6 @@ def test_every_experiment_can_be_read() -> None:
             experiment = load(name, scale)
             assert experiment.arms[experiment.baseline].points
             assert scale == "tiny" or len(experiment.seeds) >= 3
-
-
-@pytest.mark.sampled(0)
-def test_grown_arms_train_by_the_law(text: Text, tmp_path: Path) -> None:
-    """With copies that are kept they train as the source does; control: not with one rate."""
-    Campaign(small("source goes on"), text, tmp_path, tmp_path / "lines").carry_out()
-    source = next((tmp_path / "tiny").glob("source-*"))
-    experiment = load("growth", "tiny")
-    losses = []
-    for number, arm in enumerate(("source goes on", "1:1, keep", "1:1, new optimizer, one rate")):
-        run = Run(Job(experiment, arm, 0, 1e-2), text, tmp_path / str(number), source)
-        (tmp_path / str(number)).mkdir(exist_ok=True)
-        run.segments, run.looks = [Segment(0, 3)], {3}
-        losses.append(run.finish()["curve"][-1][1])
-    expected, kept, other = losses
-    assert kept == pytest.approx(expected, abs=1e-5)
-    assert abs(other - expected) > 1e-2
 
 
 def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
@@ -216,40 +198,20 @@ def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:
     assert len(results.read(file)) == 1
 
 
-@pytest.mark.sampled(0)
-@pytest.mark.parametrize("name", ["16", "trained on, 16", "twice as wide, 16", "four experts, 16"])
-def test_runs_that_are_trained_at_once_are_those_trained_alone(
-    name: str, text: Text, tmp_path: Path
-) -> None:
-    """Control: with another seed or rate they are others."""
-    # Equal experts: rounding decides the router's first update.
-    tolerance = 5e-3 if "experts" in name else 1e-5
-    experiment, sources = load("when", "tiny"), {}
-    for seed in (0, 1):
-        run = Run(Job(experiment, "16", seed, 1e-2), text, tmp_path)
-        run.finish()
-        sources[seed] = tmp_path / f"source-{seed}"
-        models.hand_on(run.model, run.optimizer, text, sources[seed])
-    together, alone = [], []
-    for seed, rate in ((0, 1e-3), (0, 1e-2), (1, 1e-2)):
-        job = Job(experiment, name, seed, rate)
-        folder = tmp_path / str(seed)
-        folder.mkdir(exist_ok=True)
-        source = None if job.arm is None else sources[seed]
-        together.append(Run(job, text, folder, source))
-        alone.append(Run(job, text, folder, source))
-    lines = [run.finish() for run in alone]
-    for line, found in zip(lines, Ensemble(together).finish(), strict=True):
-        expected = {**line, "seconds": found["seconds"]}
-        assert flat(found) == pytest.approx(flat(expected), abs=tolerance)
-    for other in lines[:1] + lines[2:]:
-        assert flat(other) != pytest.approx(flat(lines[1]), abs=2 * tolerance)
-    state, expected = ([*run.optimizer.state.values()] for run in (together[2], alone[2]))
-    assert [each["step"] for each in state] == [each["step"] for each in expected]
-
-
-def flat(nested: Any) -> list[float]:
-    """All numbers of a line, in order."""
-    if isinstance(nested, dict):
-        nested = [*nested.values()]
-    return [n for each in nested for n in flat(each)] if isinstance(nested, list) else [nested]
+def test_the_age_from_which_on_a_growth_leads() -> None:
+    """By hand: halfway between 16 and 64 in the logarithm, before all ages, and after them."""
+    crossed = ages.crossings({16.0: {0: -0.1, 1: 0.1, 2: -0.3}, 64.0: {0: 0.1, 1: 0.2, 2: -0.1}})
+    assert [sign for sign, _ in crossed] == ["from", "always", "never"]
+    assert [math.exp(at) for _, at in crossed] == pytest.approx([32, 16, 64])
+    several = {16.0: {0: 0.1}, 64.0: {0: -0.1}, 256.0: {0: 0.1}}
+    assert math.exp(ages.crossings(several)[0][1]) == pytest.approx(128)
+    ends = {16.0: {0: -0.1}, 64.0: {0: 0.1}, 256.0: {0: -0.1}}
+    assert ages.crossings(ends) == [("until", pytest.approx(math.log(128)))]
+    both = {16.0: {0: -0.1, 1: -0.2}, 64.0: {0: 0.1, 1: 0.2}}
+    assert str(ages.crossing(both)) == "32 (32 to 32)"
+    assert str(ages.crossing({16.0: {0: -0.1}, 64.0: {0: 0.1}})) == "32 (one seed)"
+    some = ages.crossing({16.0: {0: -0.1, 1: 0.2}, 64.0: {0: 0.1, 1: 0.2}})
+    assert str(some) == "32 or less"
+    differs = ages.crossing({16.0: {0: -0.1, 1: -0.2}, 64.0: {0: 0.1, 1: -0.1}})
+    assert str(differs) == "seeds differ, 32 to 64"
+    assert ages.crossing({16.0: {0: 0.1}, 64.0: {1: 0.1}}) is None
