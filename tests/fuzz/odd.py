@@ -56,6 +56,7 @@ RAW = {
     "§bare§": "bare",
     "§comment§": "1 /* one */",
 }
+DEEP_IN_YAML = {"§deep§": "[" * 100 + "]" * 100}  # more would take a second to refuse
 LARGEST = 1 << 20
 
 
@@ -152,7 +153,7 @@ def yaml_text(random: Random, tree: Any) -> bytes:
         text = yaml.safe_dump(tree, allow_unicode=True, default_flow_style=flow)
     except (yaml.YAMLError, ValueError, RecursionError):
         return json_text(random, tree)  # which YAML reads as well
-    for name, raw in RAW.items():
+    for name, raw in (RAW | DEEP_IN_YAML).items():
         text = text.replace(name, raw)
     return text.encode("utf-8", errors="surrogatepass")
 
