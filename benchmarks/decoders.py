@@ -27,7 +27,7 @@ import transformers
 import growkit
 from growkit.base.errors import InputError, reason
 from growkit.engine.metrics import error_of
-from growkit.families.family import family_of
+from growkit.model.families.family import family_of
 from growkit.sources import family_for, find, inside
 from tests.architectures import TYPES, WINDOW, outcome, save, with_fault
 from tests.conftest import strict_logits

@@ -24,12 +24,6 @@ from torch.futures import Future
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, full, main_dtype, slabs
-from growkit.checkpoint.distributed_file import metadata_of
-from growkit.checkpoint.folder import GENERATION, read_json
-from growkit.checkpoint.publishing import own_hash
-from growkit.checkpoint.reading import Checkpoint, outlined
-from growkit.checkpoint.scratch import report_faults
-from growkit.checkpoint.writing import sha256
 from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
 from growkit.engine.recipe_planning import plan_recipe
@@ -37,6 +31,12 @@ from growkit.engine.transformers_class import fit_experts, parsed
 from growkit.engine.transformers_internals import causal_class
 from growkit.engine.user_family import unlisted_family
 from growkit.engine.written_config import config_to_write
+from growkit.model.checkpoint.distributed_file import metadata_of
+from growkit.model.checkpoint.folder import GENERATION, read_json
+from growkit.model.checkpoint.publishing import own_hash
+from growkit.model.checkpoint.reading import Checkpoint, outlined
+from growkit.model.checkpoint.scratch import report_faults
+from growkit.model.checkpoint.writing import sha256
 from growkit.planning.own_class import runnable, substitute
 from growkit.planning.recipe import Recipe, load_recipe, recipe_file
 from growkit.planning.updates import law_of

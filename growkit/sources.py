@@ -2,7 +2,7 @@
 
 All code that reads a model finds it here. A model on the Hub has an id and a commit. Only the files
 that growkit reads are fetched, into the cache of transformers; the model is then a folder like any
-other (``growkit.checkpoint.folder``).
+other (``growkit.model.checkpoint.folder``).
 
 A multimodal model is reduced to the language model inside it. transformers resolves its config from
 the config of the whole model; its tensors have a prefix in the files. Towers and projectors are
@@ -24,15 +24,22 @@ from typing import Any
 from growkit.base.errors import InputError, foreign, reason
 from growkit.base.lazy import of_extras
 from growkit.base.tensors import Config
-from growkit.checkpoint.dequantising import dense, dense_config
-from growkit.checkpoint.folder import HUB_NAME, SINGLE, Folder, address_in, check_name, small_files
-from growkit.checkpoint.format import find_format, read_config
-from growkit.checkpoint.multimodal import Inside, tensors_inside
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.transformers_class import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
 from growkit.engine.user_family import NAMED, described_family
-from growkit.families.family import Family, family_of, known_family
-from growkit.families.model import Headers, Model
+from growkit.model.checkpoint.dequantising import dense, dense_config
+from growkit.model.checkpoint.folder import (
+    HUB_NAME,
+    SINGLE,
+    Folder,
+    address_in,
+    check_name,
+    small_files,
+)
+from growkit.model.checkpoint.format import find_format, read_config
+from growkit.model.checkpoint.multimodal import Inside, tensors_inside
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.families.family import Family, family_of, known_family
+from growkit.model.model import Headers, Model
 
 SCHEME = "hf:/"
 """Beginning of an address after conversion to a path, which merges the two slashes."""

@@ -20,11 +20,11 @@ from transformers import PreTrainedConfig, TrainerCallback, TrainerState
 
 from growkit.base.errors import InputError
 from growkit.base.limits import COMPUTED, within
-from growkit.checkpoint.publishing import MANIFEST, read_manifest
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
 from growkit.extras.optimizer.param_groups import check_same, hidden_matrices, param_groups
+from growkit.model.checkpoint.publishing import MANIFEST, read_manifest
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import changed_since
 from growkit.proof.fingerprint import Question, distance, fingerprint_of
 from growkit.proof.preflight import check_vocabulary

@@ -22,13 +22,13 @@ from typer.testing import CliRunner, Result
 import growkit
 from growkit.base import tensors
 from growkit.base.progress import Advance
-from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.commands import app
 from growkit.cli.demo import MODEL
 from growkit.engine import lending
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_internals import uninitialised
 from growkit.extras.differential.modeling import register
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.proof import mode_results
 
 logging.disable_progress_bar()

@@ -23,7 +23,7 @@ from typing import Any
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint import publishing
+from growkit.model.checkpoint import publishing
 from tests.conftest import folder_bytes, save_model
 
 DONE, REFUSED, INTERRUPTED, FAULTY = 0, 2, 130, 99

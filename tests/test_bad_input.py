@@ -16,8 +16,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from growkit.checkpoint import writing
 from growkit.cli.demo import MODEL
+from growkit.model.checkpoint import writing
 from tests.conftest import cli, edit_weights, folder_bytes, refusal, save_model
 
 GROW = ("--hidden", "x2")

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from growkit.base.tensors import Weights
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
 from growkit.extras.calibration import Calibration
 from growkit.extras.differential import low_rank
 from growkit.extras.differential.layouts import read_layout
 from growkit.extras.differential.low_rank import Shared, share, spread, truncated
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Planned
 from tests.conftest import close, listed, load_strict, seeded
 from tests.test_low_rank import random

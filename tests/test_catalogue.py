@@ -10,7 +10,7 @@ import pytest
 
 import growkit
 from growkit.cli.catalogue import table
-from growkit.families.family import families
+from growkit.model.families.family import families
 from growkit.pipeline.inspection import catalogue
 from growkit.planning.operation import operations
 from growkit.results.growth_result import Abilities, Answer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import growkit
-from growkit.checkpoint.publishing import write_json
+from growkit.model.checkpoint.publishing import write_json
 from tests.conftest import cli, flip_bit, save_model
 
 

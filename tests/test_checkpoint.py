@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint import writing
-from growkit.checkpoint.writing import parse_bytes
+from growkit.model.checkpoint import writing
+from growkit.model.checkpoint.writing import parse_bytes
 from tests.conftest import edit_json, edit_weights, folder_bytes, relative_error, seeded
 
 Make = Callable[..., Path]

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import empty_model, persistent_buffers
 from growkit.engine.device import CPU
 from growkit.engine.lending import Lender
 from growkit.engine.strict import strict_float64
+from growkit.model.checkpoint.reading import Checkpoint
 from tests.architectures import TYPES, build, save
 from tests.conftest import edit_weights, listed, same_bits
 

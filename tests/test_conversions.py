@@ -10,8 +10,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import read_json
 from growkit.engine.strict import strict_float64
+from growkit.model.checkpoint.folder import read_json
 from tests.conftest import (
     edit_config,
     edit_json,

@@ -14,9 +14,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.recipe_planning import plan_recipe
-from growkit.families.family import families, rearranged
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.families.family import families, rearranged
 from growkit.operations.growth.depth import arrangement
 from growkit.results.proof_result import trainability_sentence
 from tests import architectures

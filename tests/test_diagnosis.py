@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.format import formats
 from growkit.extras.formats.checks.diagnosis import Diagnosis, explain_weights
+from growkit.model.checkpoint.format import formats
 from growkit.sources import find
 from tests.conftest import edit_config, edit_weights, save_model
 from tests.test_program_logits import MODELS, SETTINGS

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.reading import Checkpoint
 from tests.conftest import Called, folder_bytes, refusal, save_model, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

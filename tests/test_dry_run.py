@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import growkit
-from growkit.checkpoint import writing
+from growkit.model.checkpoint import writing
 from growkit.pipeline.inspection import plan
 from growkit.planning.recipe import GrowStep
 from tests.conftest import cli, save_model

@@ -23,8 +23,8 @@ from growkit.algebra.expansion import (
 )
 from growkit.algebra.growth_law import copies_in, grow_slice, undo
 from growkit.algebra.splits import Shares
+from growkit.base.axes import Pattern, Role
 from growkit.base.tensors import cut
-from growkit.families.axes import Pattern, Role
 from tests.conftest import listed, seeded
 
 NOTATIONS = ["a.b <- c", "c -> a.b", "a", "<- c", "a + b.a <- c", "a.(b + c) <- d", "a, b"]

@@ -16,10 +16,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import growkit
+from growkit.base.axes import slopes
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.families.axes import slopes
-from growkit.families.family import families, family_of, known_family
+from growkit.model.families.family import families, family_of, known_family
 from tests.conftest import (
     distance,
     edit_json,

@@ -19,13 +19,13 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError, PlaceError
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.recipe_planning import change
 from growkit.engine.user_family import described_family
 from growkit.extras.family_inference import inferring
 from growkit.extras.family_inference.classes import ModelClass, as_in_files
 from growkit.extras.family_inference.inferring import InferredFamily, SmallModel, try_growth
-from growkit.families.family import Family, described, families
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.families.family import Family, described, families
 from growkit.planning.plan import Planned
 from growkit.planning.recipe import GrowStep
 from growkit.results.schema import json_schema

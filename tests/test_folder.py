@@ -13,12 +13,12 @@ from transformers import CONFIG_MAPPING, AutoTokenizer
 
 import growkit
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.publishing import write_manifest
-from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import MODEL
 from growkit.engine.prompts import load_tokenizer
-from growkit.families.family import family_of
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.publishing import write_manifest
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.families.family import family_of
 from growkit.proof.files import compare_with_plan
 from growkit.proof.sidecars import changed_sidecars, same_ids
 from tests.conftest import edit_json, listed, save_model

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.format import formats
+from growkit.model.checkpoint.format import formats
 from tests.conftest import cli, edit_config, edit_weights, listed, relative_error, save_model
 from tests.converted import BLOCKS, EXPERTS, FILES, MODELS, OF_TORCHTUNE, save_source
 
@@ -255,8 +255,8 @@ def test_a_quantised_file_stands_for_the_numbers_of_its_blocks(tmp_path: Path) -
     for write in ("header_to_file", "kv_data_to_file", "tensors_to_file"):
         getattr(writer, f"write_{write}")()
     writer.close()
-    from growkit.checkpoint.folder import Folder
     from growkit.extras.formats.weight_formats.gguf import FORMAT
+    from growkit.model.checkpoint.folder import Folder
 
     (file,) = FORMAT.open(Folder(tmp_path / "q.gguf"), ["q.gguf"])
     expected = torch.from_numpy(gguf.quants.dequantize(blocks, kind))

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import total_parameters
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.recipe_planning import plan_recipe
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )
-from growkit.families.family import family_of
-from growkit.families.model import Headers
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.families.family import family_of
+from growkit.model.model import Headers
 from tests.conftest import edit_config, edit_weights, relative_error, save_model, seeded
 
 

@@ -12,13 +12,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import growkit
-from growkit import families, proof
-from growkit.checkpoint import formats as stored_formats
+from growkit import proof
 from growkit.extras.differential import own_classes
 from growkit.extras.formats import quantised
 from growkit.extras.optimizer import formats
-from growkit.families.family import families as all_families
-from growkit.families.family import family_of
+from growkit.model import families
+from growkit.model.checkpoint import formats as stored_formats
+from growkit.model.families.family import families as all_families
+from growkit.model.families.family import family_of
 from growkit.operations import conversions, growth
 from growkit.planning.operation import operations
 from tests.conftest import cli, edit_config, edit_weights, relative_error, save_model
@@ -34,7 +35,7 @@ OPERATION = CopyMethod(
 )
 """
 TO_A_CLASS = """
-from growkit.families.family import known_family
+from growkit.model.families.family import known_family
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite
 
@@ -54,7 +55,7 @@ from dataclasses import replace
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from growkit.families.family import described
+from growkit.model.families.family import described
 from growkit.planning.own_class import OwnClass
 
 CODE = '''
@@ -111,7 +112,7 @@ def write(target, folder, save):
 FORMAT = StateFormat("states of this test", ("grown.state",), holds, open_state)
 """
 FORMAT = """
-from growkit.checkpoint.dequantising import Scheme
+from growkit.model.checkpoint.dequantising import Scheme
 
 
 class Mirrored(Scheme):
@@ -127,9 +128,9 @@ class Mirrored(Scheme):
 FORMAT = Mirrored()
 """
 STORED = """
-from growkit.checkpoint.format import Format
-from growkit.checkpoint.layout import Held
-from growkit.checkpoint.weight_file import open_weights
+from growkit.model.checkpoint.format import Format
+from growkit.model.checkpoint.layout import Held
+from growkit.model.checkpoint.weight_file import open_weights
 
 LAYER = "model.layers.{layer}."
 GATED = [f"{LAYER}mlp.{each}_proj.weight" for each in ("gate", "up")]

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import CONFIG_MAPPING, DynamicCache
 
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import lending
 from growkit.engine.calls import Call, Spool
 from growkit.engine.device import CPU, choose_device
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import load_model
+from growkit.model.checkpoint.reading import Checkpoint
 from tests.architectures import TYPES, save
 from tests.conftest import close, listed, save_model, seeded
 

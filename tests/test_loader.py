@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint import writing
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import loading
+from growkit.model.checkpoint import writing
+from growkit.model.checkpoint.reading import Checkpoint
 from tests.conftest import edit_config, edit_weights
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import growkit
 from growkit.engine.calls import CallError
-from growkit.families.family import families
-from growkit.families.family_parts import component_of
+from growkit.model.families.family import families
+from growkit.model.families.family_parts import component_of
 from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
 from growkit.proof.side_by_side import stages_of
 from growkit.results.proof_result import VerifyResult

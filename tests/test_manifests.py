@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.publishing import MANIFEST, write_manifest
+from growkit.model.checkpoint.publishing import MANIFEST, write_manifest
 from growkit.proof.files import FolderDifferences
 from tests.conftest import KINDS, edit_config, edit_json, edit_weights, listed, save_random, seeded
 from tests.families import FAMILIES, IDENTITY, Case, random_model, windows

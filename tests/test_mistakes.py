@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import growkit
-from growkit.checkpoint import writing
 from growkit.cli.commands import app
+from growkit.model.checkpoint import writing
 from tests.conftest import Called, edit_weights, save_model, with_tokenizer
 
 MAX_SECONDS, LATE_SECONDS = 1.0, 20.0

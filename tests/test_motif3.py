@@ -13,7 +13,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import load_model
-from growkit.families.family import family_of
+from growkit.model.families.family import family_of
 from growkit.sources import find
 from tests import motif3_reference as reference
 from tests.conftest import distance, edit_json, edit_weights, seeded

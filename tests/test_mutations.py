@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.publishing import MANIFEST
-from growkit.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.publishing import MANIFEST
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.results.proof_result import VerifyResult
 from tests.conftest import edit_config, edit_json, save_model, seeded

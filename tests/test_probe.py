@@ -21,7 +21,6 @@ from transformers import (
 )
 
 import growkit
-from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import held_out_text
 from growkit.extras.probing import probe
 from growkit.extras.probing import ranking as noise
@@ -31,6 +30,7 @@ from growkit.extras.probing.json_lines import JOURNAL, Work
 from growkit.extras.probing.probe_settings import ProbeSettings, candidates_of, fitting
 from growkit.extras.probing.results.probe_result import probe_next, probe_sentence
 from growkit.extras.probing.views.probe_page import probe_view
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import shipped_recipe
 from growkit.report.saving import page as page_of
 from growkit.results.schema import json_schema

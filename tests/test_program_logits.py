@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.writing import sha256
+from growkit.model.checkpoint.writing import sha256
 from growkit.results.engine_result import EngineResult
 from tests.conftest import (
     Counted,

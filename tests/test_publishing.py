@@ -14,9 +14,9 @@ import pytest
 import growkit
 from growkit import InputError
 from growkit.base import limits
-from growkit.checkpoint import publishing
-from growkit.checkpoint.publishing import write_whole
 from growkit.engine import device
+from growkit.model.checkpoint import publishing
+from growkit.model.checkpoint.publishing import write_whole
 from tests.conftest import cli, flip_bit, folder_bytes, save_model, seeded
 from tests.faults import ANYWHERE, PUBLISHING, World, in_child, without_exchange
 

@@ -19,7 +19,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.options import options_of
 from growkit.base.settings import Running
-from growkit.families.family import families
+from growkit.model.families.family import families
 from growkit.pipeline.inspection import abilities, plan
 from growkit.planning.recipe import Recipe
 from growkit.results import fields

@@ -18,8 +18,6 @@ from torch import Tensor
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
-from growkit.checkpoint.folder import read_json
-from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import MODEL, training_text
 from growkit.engine.prompts import DOCUMENT_SEPARATOR, make_prompts
 from growkit.engine.recipe_planning import plan_recipe
@@ -29,6 +27,8 @@ from growkit.extras.differential.conversions.shared_diff import SHRINKAGES
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )
+from growkit.model.checkpoint.folder import read_json
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import ConvertStep, Recipe
 from tests.conftest import (
     cli,

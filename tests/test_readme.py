@@ -38,7 +38,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit.cli.commands import app
 from growkit.cli.demo import MODEL, held_out_text
-from growkit.families.family import described, families
+from growkit.model.families.family import described, families
 from growkit.planning.recipe import shipped_recipe
 from tests import reference
 from tests.conftest import save_model, with_tokenizer

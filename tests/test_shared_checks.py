@@ -17,9 +17,9 @@ from torch import Tensor
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.recipe_planning import plan_recipe
 from growkit.extras.differential.low_rank import HeadGroups
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.proof.weights import Origin, Recovered, compare_weights
 from tests.conftest import edit_weights, save_model, seeded, with_tokenizer

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoTok
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.scratch import temporary
 from growkit.engine import prompts
 from growkit.engine.prompts import PROBES, load_tokenizer
+from growkit.model.checkpoint.scratch import temporary
 from growkit.results.proof_result import VerifyResult
 from tests.conftest import edit_config, save_model
 from tests.test_multimodal import save_whole

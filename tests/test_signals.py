@@ -28,7 +28,7 @@ HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handle
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "module", ["growkit.cli.commands", "typer", "growkit.families.family_yaml"]
+    "module", ["growkit.cli.commands", "typer", "growkit.model.families.family_yaml"]
 )
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_imports_are_ended_without_a_traceback(module: str, signum: signal.Signals) -> None:

@@ -15,8 +15,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.recipe_planning import change
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import GrowStep, load_recipe
 from tests.conftest import (
     edit_weights,

@@ -24,11 +24,11 @@ from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig
 import growkit
 from growkit.algebra import growth_law
 from growkit.base.errors import InputError
-from growkit.checkpoint import writing
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.recipe_planning import plan_recipe
-from growkit.families.family import family_of
-from growkit.families.model import Headers
+from growkit.model.checkpoint import writing
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.families.family import family_of
+from growkit.model.model import Headers
 from growkit.planning import plan
 from growkit.planning.recipe import Recipe, parse_recipe
 from tests.conftest import SIZES, edit_weights, folder_bytes, same_bits, save_random, seeded

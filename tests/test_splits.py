@@ -15,8 +15,8 @@ import growkit
 from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.algebra.growth_law import grow_slice
 from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, split
+from growkit.base.axes import Role
 from growkit.base.tensors import cut
-from growkit.families.axes import Role
 from growkit.training import param_groups
 from tests.conftest import load_strict, train_step
 

@@ -21,7 +21,6 @@ from growkit import training
 from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.recipe_planning import plan_recipe
 from growkit.extras.optimizer.checks import trained_alike as proof
 from growkit.extras.optimizer.checks.trained_alike import (
@@ -32,6 +31,7 @@ from growkit.extras.optimizer.checks.trained_alike import (
 )
 from growkit.extras.optimizer.param_groups import class_updates
 from growkit.extras.optimizer.state import written_in
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import read_record
 from growkit.planning.recipe import parse_recipe
 from growkit.planning.updates import law_of

@@ -15,8 +15,8 @@ from transformers import LlamaForCausalLM
 import growkit
 from growkit.base.errors import InputError, PlaceError
 from growkit.base.settings import Settings
-from growkit.checkpoint.scratch import Scratch
 from growkit.engine import transformers_class
+from growkit.model.checkpoint.scratch import Scratch
 from growkit.proof import mode_results as ways
 from tests.architectures import config_of
 from tests.conftest import edit_weights, listed, relative_error, save_model, save_random

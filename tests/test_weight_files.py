@@ -20,10 +20,10 @@ from safetensors.torch import load_file, save_file
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.weight_file import MAX_HEADER, WeightFile, open_weights
 from growkit.engine.strict import strict_float64
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.weight_file import MAX_HEADER, WeightFile, open_weights
 from tests.conftest import Called, edit_json, edit_weights, relative_error, same_bits, save_model
 
 Tensors = dict[str, torch.Tensor]

@@ -14,10 +14,10 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import recipe_planning
 from growkit.engine.loader import loading
 from growkit.engine.transformers_class import resolved
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import read_record
 from growkit.proof.config_comparison import (
     different_settings,

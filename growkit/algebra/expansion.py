@@ -14,8 +14,8 @@ from itertools import cycle
 from typing import TypeAlias
 
 from growkit.algebra.splits import even_shares
+from growkit.base.axes import Axis, Dimension, Form, Role
 from growkit.base.lazy import NDArray, np
-from growkit.families.axes import Axis, Dimension, Form, Role
 
 Index: TypeAlias = "NDArray[np.int64]"
 Factors: TypeAlias = "NDArray[np.float64]"

@@ -16,9 +16,9 @@ from itertools import pairwise
 
 from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
 from growkit.algebra.splits import Shares, join, noise, split, split_apart
+from growkit.base.axes import Role
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import same_numbers, widened
-from growkit.families.axes import Role
 
 Rows = Callable[[slice], Tensor]
 """Reads some rows of a tensor."""

@@ -17,8 +17,8 @@ from functools import lru_cache
 
 from growkit.algebra.expansion import NOTHING, IndexMap
 from growkit.algebra.expansion import Factors as Numbers
+from growkit.base.axes import Role
 from growkit.base.lazy import np
-from growkit.families.axes import Role
 
 MUON_ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),

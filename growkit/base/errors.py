@@ -31,7 +31,7 @@ class InputError(ValueError):
 
 
 faults: ContextVar[list["PlaceError"] | None] = ContextVar("faults", default=None)
-"""Every ``PlaceError`` in the block of ``growkit.checkpoint.scratch.report_faults``."""
+"""Every ``PlaceError`` in the block of ``growkit.model.checkpoint.scratch.report_faults``."""
 
 
 class PlaceError(InputError):

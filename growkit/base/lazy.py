@@ -88,7 +88,7 @@ def registered(kind: str, attribute: str, *packages: str) -> dict[str, Any]:
 @cache
 def of_extras(name: str) -> tuple[str, ...]:
     """The modules and packages of a name in the extras, as ``growkit.extras.adapters.checks``."""
-    (folder,) = import_module("growkit.extras").__path__
-    files = [*Path(folder).glob(f"*/{name}.py"), *Path(folder).glob(f"*/{name}/__init__.py")]
+    folder = Path(__file__).parents[1] / "extras"
+    files = [*folder.glob(f"*/{name}.py"), *folder.glob(f"*/{name}/__init__.py")]
     extras = sorted(file.relative_to(folder).parts[0] for file in files)
     return tuple(f"growkit.extras.{extra}.{name}" for extra in extras)

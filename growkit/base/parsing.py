@@ -1,6 +1,6 @@
 """Strict parsers for untrusted JSON and YAML: text keys, no duplicates, bounded size and depth.
 
-``growkit.checkpoint.folder`` makes sentences for users of their errors.
+``growkit.model.checkpoint.folder`` makes sentences for users of their errors.
 """
 
 import json

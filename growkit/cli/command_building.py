@@ -26,8 +26,8 @@ from typer.core import TyperCommand, TyperGroup
 from growkit.base.errors import InputError, plain, reason
 from growkit.base.names import did_you_mean
 from growkit.base.options import Option, option, options_of
-from growkit.checkpoint.folder import check_name
 from growkit.cli.signals import INTERRUPTED, begin_command
+from growkit.model.checkpoint.folder import check_name
 from growkit.planning.operation import SizeOption, config_key_aliases, operations
 from growkit.planning.recipe import Recipe, shipped_recipes
 

@@ -18,12 +18,12 @@ import typer
 from growkit.base import __version__
 from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Running, Settings
-from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.publishing import rejected_name, write_whole
 from growkit.cli import command_building as cli
 from growkit.cli.command_building import JSON, OUTPUT, SOURCE, RecipeOptions, command, print_result
 from growkit.cli.signals import handle_signals
 from growkit.extras.probing.probe_settings import ProbeSettings
+from growkit.model.checkpoint.inputs import Inputs
+from growkit.model.checkpoint.publishing import rejected_name, write_whole
 from growkit.planning import recipe as recipes
 from growkit.planning.operation import operations
 from growkit.planning.recipe import Recipe, Step, load_description, load_recipe

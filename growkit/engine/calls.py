@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from growkit.base.errors import InputError, plain
-from growkit.checkpoint.scratch import Scratch, using
+from growkit.model.checkpoint.scratch import Scratch, using
 
 TOGETHER = 512
 """Limit for the tokens of a batch: memory holds everything that a layer computes for them."""

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from growkit.base.errors import foreign
 from growkit.base.tensors import SAFETENSORS_NAMES, Config, TensorInfo, cut
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.engine import transformers_class
 from growkit.engine.loader import (
     Conversion,
@@ -33,7 +32,8 @@ from growkit.engine.loader import (
     the_tensor,
 )
 from growkit.engine.transformers_internals import own_dtypes, uninitialised
-from growkit.families.model import Model
+from growkit.model.checkpoint.reading import Checkpoint, outlined
+from growkit.model.model import Model
 from growkit.planning.own_class import runnable, substitute
 
 OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")

@@ -20,7 +20,7 @@ from growkit.engine.kernels import with_kernel
 from growkit.engine.lending import Copies, Lender
 from growkit.engine.long_text_settings import Changed
 from growkit.engine.strict import choose_kernels
-from growkit.families.model import Model
+from growkit.model.model import Model
 
 
 class LayeredModel:

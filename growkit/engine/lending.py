@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from growkit.base.tensors import AT_ONCE, TensorInfo, Weights, parts, total_bytes
 from growkit.base.torch_internals import buffers_of, parameters_of, stored_dtypes
-from growkit.checkpoint.writing import give_back, keep_freed
+from growkit.model.checkpoint.writing import give_back, keep_freed
 
 LARGE = 1 << 30
 """Bytes from which a checkpoint is large: freed memory is returned to the system. Smaller models

@@ -22,9 +22,6 @@ from torch.utils.hooks import RemovableHandle
 
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
-from growkit.checkpoint.dequantising import Dequantised
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.transformers_class import inert, parsed, quiet
 from growkit.engine.transformers_internals import (
     Trace,
@@ -32,7 +29,10 @@ from growkit.engine.transformers_internals import (
     trace_loading,
     watched_conversions,
 )
-from growkit.families.family_parts import without_keys
+from growkit.model.checkpoint.dequantising import Dequantised
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.families.family_parts import without_keys
 from growkit.planning.own_class import config_as_loaded, substitute
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")

@@ -19,8 +19,8 @@ from growkit.base.torch_internals import buffers_of, saved_buffers
 from growkit.engine.class_weights import build
 from growkit.engine.transformers_class import resolved
 from growkit.engine.user_family import tensors_digest
-from growkit.families.family_parts import leaves, with_value
-from growkit.families.model import Model
+from growkit.model.families.family_parts import leaves, with_value
+from growkit.model.model import Model
 
 THRESHOLD = re.compile(r"(?i)window|chunk|top_?k|budget|block|local|compress|span|segment|distance")
 """Names of keys whose value may be a number of tokens, or of groups of tokens."""

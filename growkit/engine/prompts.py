@@ -21,8 +21,14 @@ from growkit.base.errors import InputError, foreign, reason
 from growkit.base.lazy import Tensor, torch
 from growkit.base.settings import Settings
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import TOKENIZER_FILES, Folder, is_of_tokenizer, open_regular, read
 from growkit.engine.transformers_class import longest_context, quiet, tokens_of
+from growkit.model.checkpoint.folder import (
+    TOKENIZER_FILES,
+    Folder,
+    is_of_tokenizer,
+    open_regular,
+    read,
+)
 
 T = TypeVar("T")
 

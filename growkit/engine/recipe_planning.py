@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from growkit.base import tensors
 from growkit.base.tensors import TORCH_NAMES, Config
-from growkit.checkpoint.reading import Widened, rounded
 from growkit.engine.transformers_class import write_defaults_out
 from growkit.engine.written_config import config_to_write
-from growkit.families.family_parts import EAGER_EXPERTS
-from growkit.families.model import Model
+from growkit.model.checkpoint.reading import Widened, rounded
+from growkit.model.families.family_parts import EAGER_EXPERTS
+from growkit.model.model import Model
 from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.own_class import as_own
 from growkit.planning.plan import Lineage, Plan, Planned

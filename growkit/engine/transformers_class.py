@@ -20,15 +20,15 @@ from growkit.base.errors import InputError, foreign
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import in_temporary
 from growkit.engine.transformers_internals import (
     causal_class,
     offline,
     one_expert_at_a_time,
     uninitialised,
 )
-from growkit.families.model import Model
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.scratch import in_temporary
+from growkit.model.model import Model
 from growkit.planning.own_class import config_as_loaded, register_own_classes, runnable, substitute
 
 KERNELS = ("attn_implementation", "experts_implementation")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError, foreign
-from growkit.checkpoint.folder import Folder
+from growkit.model.checkpoint.folder import Folder
 
 CLASSES = ("AutoConfig", "AutoModelForCausalLM")
 """The classes that ``auto_map`` in a config must name."""

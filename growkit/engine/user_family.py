@@ -14,13 +14,13 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
+from growkit.base.axes import Axis
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import aliases, model_without_numbers, parsed, quiet
-from growkit.families.axes import Axis
-from growkit.families.family import Family, described, families, known_family
-from growkit.families.family_parts import variations
+from growkit.model.families.family import Family, described, families, known_family
+from growkit.model.families.family_parts import variations
 from growkit.planning.operation import SizeOption, operations
 
 VOCABULARY = "vocab_size"
@@ -63,7 +63,7 @@ def described_family(description: Mapping[str, Any] | None, inferred: str = "") 
     """The family of a description, checked against its class for every model; None for none.
 
     Args:
-        description: see ``growkit.families.family_yaml``.
+        description: see ``growkit.model.families.family_yaml``.
         inferred: how it was inferred, in a sentence; empty if it was not.
 
     Raises:

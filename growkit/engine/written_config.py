@@ -15,9 +15,9 @@ from typing import Any
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import PROVENANCE_KEYS, parsed, resolved
-from growkit.families.family import Family, first_index
-from growkit.families.family_parts import PREDICTING, value_at, with_value
-from growkit.families.model import Model
+from growkit.model.families.family import Family, first_index
+from growkit.model.families.family_parts import PREDICTING, value_at, with_value
+from growkit.model.model import Model
 
 KINDS = {
     "vocab": r"((padded|org|total)_)?vocab(ulary)?_size",

@@ -21,7 +21,7 @@ from growkit.base.options import Option
 from growkit.base.progress import current
 from growkit.base.settings import Settings
 from growkit.base.tensors import main_dtype, total_bytes
-from growkit.families.model import Model
+from growkit.model.model import Model
 
 if TYPE_CHECKING:
     from growkit.engine.calls import Spool

@@ -23,16 +23,16 @@ from growkit.base.lazy import usual_torch
 from growkit.base.names import did_you_mean
 from growkit.base.options import Value
 from growkit.base.settings import Settings
-from growkit.checkpoint.dequantising import Dequantised
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.multimodal import Inside
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import report_faults
-from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.engine import recipe_planning
-from growkit.families.family import Family, families, family_of
-from growkit.families.family_yaml import TIED
-from growkit.families.model import Headers, Model, example
+from growkit.model.checkpoint.dequantising import Dequantised
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.multimodal import Inside
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.scratch import report_faults
+from growkit.model.checkpoint.writing import WORKERS, parse_bytes, shards_of
+from growkit.model.families.family import Family, families, family_of
+from growkit.model.families.family_yaml import TIED
+from growkit.model.model import Headers, Model, example
 from growkit.planning import recipe as recipes
 from growkit.planning.companions import companions
 from growkit.planning.manifest import read_record, source_headers

@@ -20,19 +20,19 @@ from growkit.base.progress import Progress, Silent, shown
 from growkit.base.settings import Running, Settings, settings_of
 from growkit.base.tensors import total_bytes
 from growkit.base.units import given_date
-from growkit.checkpoint import publishing, writing
-from growkit.checkpoint.distributed_file import LIST, distributed_shards, list_of
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import Format, Output, read_config
-from growkit.checkpoint.formats.transformers import FORMAT as TRANSFORMERS
-from growkit.checkpoint.multimodal import Inside
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import check_faults, report_faults
 from growkit.engine.prompts import read_text
 from growkit.engine.recipe_planning import plan_recipe, planned_result, planned_tensors
 from growkit.engine.transformers_class import resolved
 from growkit.engine.written_config import config_to_write
-from growkit.families.family import known_family
+from growkit.model.checkpoint import publishing, writing
+from growkit.model.checkpoint.distributed_file import LIST, distributed_shards, list_of
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.format import Format, Output, read_config
+from growkit.model.checkpoint.formats.transformers import FORMAT as TRANSFORMERS
+from growkit.model.checkpoint.multimodal import Inside
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.scratch import check_faults, report_faults
+from growkit.model.families.family import known_family
 from growkit.pipeline.inspection import disk_needed, estimate
 from growkit.planning import recipe as recipes
 from growkit.planning.companions import Opened, companions

@@ -12,7 +12,7 @@ from growkit.base.lazy import usual_torch
 from growkit.base.options import takes
 from growkit.base.progress import Progress, Silent, shown
 from growkit.base.settings import Settings
-from growkit.checkpoint.scratch import report_faults
+from growkit.model.checkpoint.scratch import report_faults
 from growkit.planning.manifest import read_record
 from growkit.proof.pair import Request
 from growkit.proof.verdict import prove

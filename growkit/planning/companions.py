@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from growkit.base.lazy import registered
 from growkit.base.progress import Progress
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.writing import Hashes
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.writing import Hashes
 from growkit.planning.plan import Lineage
 from growkit.planning.updates import Law
 

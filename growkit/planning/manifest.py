@@ -16,12 +16,12 @@ from growkit.base.names import by_name, name_of, without_paths
 from growkit.base.progress import Advance, Progress, Silent
 from growkit.base.tensors import STORED_NAMES, main_dtype
 from growkit.base.units import given_date, size, today
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.publishing import MANIFEST, own_hash, read_manifest
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.writing import sha256
-from growkit.families.family import Family, family_of
-from growkit.families.model import Headers, Model
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.publishing import MANIFEST, own_hash, read_manifest
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.writing import sha256
+from growkit.model.families.family import Family, family_of
+from growkit.model.model import Headers, Model
 from growkit.planning.operation import SizeOption
 from growkit.planning.recipe import Recipe, Step, parse_recipe, with_paths
 from growkit.results import versions

@@ -13,9 +13,9 @@ from growkit.base.lazy import registered
 from growkit.base.names import did_you_mean, perhaps
 from growkit.base.options import Option, Value
 from growkit.base.tensors import Config
-from growkit.checkpoint.format import Format
-from growkit.families.family import Family, families
-from growkit.families.model import Model
+from growkit.model.checkpoint.format import Format
+from growkit.model.families.family import Family, families
+from growkit.model.model import Model
 from growkit.planning.plan import Plan
 from growkit.results.growth_result import RankTried
 

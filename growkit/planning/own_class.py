@@ -14,8 +14,8 @@ from typing import Any
 
 from growkit.base.lazy import registered
 from growkit.base.tensors import Config
-from growkit.families.family import Family, known_family
-from growkit.families.model import Model
+from growkit.model.families.family import Family, known_family
+from growkit.model.model import Model
 from growkit.planning.plan import Plan, Planned
 from growkit.results.growth_result import Attention
 

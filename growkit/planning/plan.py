@@ -21,10 +21,10 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.reading import Checkpoint
-from growkit.families.family import Family
-from growkit.families.model import RECOMPUTED, Model, predicting, predicts
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.families.family import Family
+from growkit.model.model import RECOMPUTED, Model, predicting, predicts
 from growkit.planning.transforms import Kept, Mapped, Transform
 from growkit.results.proof_result import Spectrum
 

@@ -10,7 +10,8 @@
     verify: {prompts: 8, length: 128, seed: 0}
 
 A step is ``grow: METHOD``, ``convert: VARIANT`` or ``shrink: METHOD``. ``family`` may name a
-file that describes the source's family (``growkit.families.family_yaml``), or hold its contents.
+file that describes the source's family (``growkit.model.families.family_yaml``), or hold its
+contents.
 Unknown keys are errors that name the nearest match. Paths are relative to the current folder.
 """
 
@@ -28,12 +29,12 @@ from growkit.base.options import Value, check_number, documented, kind_of, optio
 from growkit.base.parsing import WORDS, check_kind
 from growkit.base.settings import SEEDS, Settings, settings_of
 from growkit.base.tensors import TORCH_NAMES
-from growkit.checkpoint import folder as folders
-from growkit.checkpoint.format import Format
-from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.publishing import MANIFEST
-from growkit.families.family import described
-from growkit.families.family_yaml import extended
+from growkit.model.checkpoint import folder as folders
+from growkit.model.checkpoint.format import Format
+from growkit.model.checkpoint.inputs import Inputs
+from growkit.model.checkpoint.publishing import MANIFEST
+from growkit.model.families.family import described
+from growkit.model.families.family_yaml import extended
 from growkit.planning.companions import companions
 from growkit.planning.operation import Operation, complete, operation_of, operations
 
@@ -137,8 +138,8 @@ class Recipe:
         output: folder to create.
         verify: settings of the proof; True for the default settings, None or False for no proof.
         seed: seed of the random splits.
-        family: description of the source's family (``growkit.families.family_yaml``); None for a
-            family that growkit knows.
+        family: description of the source's family (``growkit.model.families.family_yaml``); None
+            for a family that growkit knows.
     """
 
     source: str

@@ -5,9 +5,9 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.families.family import Family, families
-from growkit.families.family_parts import Member, Without
-from growkit.families.model import Model
+from growkit.model.families.family import Family, families
+from growkit.model.families.family_parts import Member, Without
+from growkit.model.model import Model
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.transforms import Kept, Transform
 
@@ -33,7 +33,7 @@ def rewrite(
         **more: further attributes of the plan.
 
     Raises:
-        InputError: see ``growkit.families.model.unused_tensors``.
+        InputError: see ``growkit.model.model.unused_tensors``.
     """
     sizes = family.sizes(config)
     transforms: dict[str, Transform] = {}

@@ -1,8 +1,8 @@
 """Tokens for which a router cannot tell experts apart."""
 
 from growkit.base.tensors import TORCH_NAMES, main_dtype
-from growkit.families.family_parts import Experts
-from growkit.families.model import Model
+from growkit.model.families.family_parts import Experts
+from growkit.model.model import Model
 
 SHORT = ("F16", "BF16")
 """Dtypes so short that two experts often have equal logits."""

@@ -15,7 +15,7 @@ from functools import partial
 from growkit.algebra.splits import noise
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TensorInfo
-from growkit.families.family_parts import Member
+from growkit.model.families.family_parts import Member
 from growkit.planning.transforms import Computed, Constant, Transform
 
 

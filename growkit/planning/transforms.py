@@ -15,10 +15,10 @@ from growkit.algebra.expansion import IndexMap, placed
 from growkit.algebra.growth_law import Read, Rows, copies_in, grow_moments, grow_slice, undo
 from growkit.algebra.splits import Shares
 from growkit.algebra.update_law import Update
+from growkit.base.axes import Role
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Weights, widened
-from growkit.families.axes import Role
 
 Slices = Sequence[slice]
 """Start and stop in every dimension of a tensor."""

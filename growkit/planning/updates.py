@@ -10,11 +10,11 @@ from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.lazy import np
 from growkit.base.tensors import TensorInfo
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.publishing import MANIFEST, read_manifest
-from growkit.families.family import known_family
-from growkit.families.family_parts import BALANCING
-from growkit.families.model import Model
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.publishing import MANIFEST, read_manifest
+from growkit.model.families.family import known_family
+from growkit.model.families.family_parts import BALANCING
+from growkit.model.model import Model
 from growkit.planning.plan import Lineage, Plan
 from growkit.results.growth_result import UpdateGroup, Updates
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from growkit.base.errors import InputError
 from growkit.base.limits import is_identity, within
 from growkit.base.tensors import TORCH_NAMES, Config
-from growkit.checkpoint.reading import Checkpoint, rounds
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
 from growkit.engine.device import CPU
@@ -34,7 +33,8 @@ from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import PROVENANCE_KEYS, aliases, longest_context, resolved
 from growkit.engine.user_family import CONTEXT, shown_by_tensors
 from growkit.engine.written_config import MISSING, other_names, unrolled
-from growkit.families.config_keys import (
+from growkit.model.checkpoint.reading import Checkpoint, rounds
+from growkit.model.families.config_keys import (
     EXPERTS,
     GROUPS,
     HEADS,
@@ -44,8 +44,8 @@ from growkit.families.config_keys import (
     TOP_K,
     WIDTH,
 )
-from growkit.families.family import Family, by_layer, first_index, known_family
-from growkit.families.family_parts import (
+from growkit.model.families.family import Family, by_layer, first_index, known_family
+from growkit.model.families.family_parts import (
     BALANCING,
     LISTS,
     PREDICTING,
@@ -54,7 +54,7 @@ from growkit.families.family_parts import (
     value_at,
     with_value,
 )
-from growkit.families.family_yaml import TIED
+from growkit.model.families.family_yaml import TIED
 from growkit.planning.plan import Lineage
 from growkit.proof.fingerprint import question
 

@@ -18,17 +18,6 @@ from growkit.base import __version__
 from growkit.base.errors import InputError
 from growkit.base.names import listed
 from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, main_dtype
-from growkit.checkpoint.folder import (
-    GENERATION,
-    LICENCES,
-    WEIGHTS,
-    Folder,
-    is_of_tokenizer,
-    matches,
-)
-from growkit.checkpoint.format import read_config
-from growkit.checkpoint.publishing import MANIFEST
-from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.engine.loader import loading
 from growkit.engine.transformers_class import (
     PROVENANCE_KEYS,
@@ -40,7 +29,18 @@ from growkit.engine.transformers_class import (
 from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.user_family import unlisted_family
 from growkit.engine.written_config import config_to_write
-from growkit.families.family import Family, families, known_family
+from growkit.model.checkpoint.folder import (
+    GENERATION,
+    LICENCES,
+    WEIGHTS,
+    Folder,
+    is_of_tokenizer,
+    matches,
+)
+from growkit.model.checkpoint.format import read_config
+from growkit.model.checkpoint.publishing import MANIFEST
+from growkit.model.checkpoint.reading import Checkpoint, RoundedCheckpoint
+from growkit.model.families.family import Family, families, known_family
 from growkit.planning.companions import companions
 from growkit.planning.manifest import changed_since
 from growkit.planning.recipe import Recipe

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from growkit.base.limits import fingerprint_limits
 from growkit.base.tensors import TORCH_NAMES, TensorInfo, main_dtype
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.device import CPU, reproducible
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import longest_context, tokens_of
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.results.proof_result import Fingerprint
 
 TOKENS = 32

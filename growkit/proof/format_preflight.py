@@ -10,13 +10,13 @@ from pathlib import Path
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import TensorInfo
-from growkit.checkpoint.format import Format, Output
-from growkit.checkpoint.publishing import write_json
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import loading
 from growkit.engine.written_config import config_to_write
-from growkit.families.family_parts import value_at
+from growkit.model.checkpoint.format import Format, Output
+from growkit.model.checkpoint.publishing import write_json
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.scratch import temporary
+from growkit.model.families.family_parts import value_at
 from growkit.planning.plan import Lineage
 from growkit.proof.config_comparison import different_settings, judge
 from growkit.proof.weights import Origin, as_planned

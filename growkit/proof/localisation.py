@@ -13,12 +13,12 @@ from growkit.algebra.expansion import NOTHING
 from growkit.base.errors import InputError
 from growkit.base.limits import within, within_each
 from growkit.base.tensors import TORCH_NAMES, main_dtype, parts
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.loader import loading
 from growkit.engine.metrics import error_of
-from growkit.families.family_parts import component_of
-from growkit.families.model import Model
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.families.family_parts import component_of
+from growkit.model.model import Model
 from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Places, traced
 from growkit.results.proof_result import Fault

@@ -15,11 +15,11 @@ from growkit.base.errors import InputError, PlaceError, foreign, system_error
 from growkit.base.limits import within
 from growkit.base.tensors import total_parameters
 from growkit.base.units import size
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import in_temporary
 from growkit.engine.metrics import error_of, finite
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import class_loss, load_model, longest_context, quiet
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.scratch import in_temporary
 from growkit.planning.updates import other_loss
 from growkit.proof.logits import Function
 from growkit.proof.modes import GENERATE, LOSS, NO_NUMBERS, RELOAD, SHORT, Mode

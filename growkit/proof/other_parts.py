@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.multimodal import Inside
 from growkit.engine.transformers_class import PROVENANCE_KEYS, resolved
-from growkit.families.family_parts import without_keys
+from growkit.model.checkpoint.multimodal import Inside
+from growkit.model.families.family_parts import without_keys
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair

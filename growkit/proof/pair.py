@@ -12,9 +12,9 @@ import torch
 from growkit.base.progress import Progress
 from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.device import check_subnormal_numbers, choose_device, reproducible
 from growkit.engine.prompts import Prompts, make_prompts
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
 from growkit.proof.preflight import check_vocabularies, check_vocabulary

@@ -11,10 +11,10 @@ from growkit.base.lazy import torch
 from growkit.base.settings import Settings, no_device
 from growkit.base.tensors import TensorInfo, total_parameters
 from growkit.base.units import size
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.prompts import check_tokenizer, make_prompts, read_text
 from growkit.engine.transformers_class import check_accepted
-from growkit.families.model import Model
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.model import Model
 
 BYTES = 32
 """Memory of a training per parameter: weight, gradient and two moments."""

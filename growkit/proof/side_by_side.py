@@ -21,7 +21,7 @@ from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.lending import Copies, copies_on
 from growkit.engine.metrics import Distance, Head, error_of
 from growkit.engine.strict import strict_float64
-from growkit.families.model import Model
+from growkit.model.model import Model
 from growkit.proof.control import Controls, Coverage
 from growkit.proof.fingerprint import Question, question, widest
 from growkit.proof.localisation import copied_states, copies_of, hidden_copies

@@ -12,14 +12,14 @@ from typing import Any
 
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import GENERATION, TEMPLATES, Folder, is_of_tokenizer, matches
-from growkit.checkpoint.folder import TOKENIZER_FILES as FILES
-from growkit.checkpoint.publishing import write_json
-from growkit.checkpoint.scratch import in_temporary
 from growkit.engine.loader import generation
 from growkit.engine.prompts import first_difference, load_tokenizer
 from growkit.engine.transformers_class import quiet
 from growkit.engine.transformers_internals import generation_defaults
+from growkit.model.checkpoint.folder import GENERATION, TEMPLATES, Folder, is_of_tokenizer, matches
+from growkit.model.checkpoint.folder import TOKENIZER_FILES as FILES
+from growkit.model.checkpoint.publishing import write_json
+from growkit.model.checkpoint.scratch import in_temporary
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"

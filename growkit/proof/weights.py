@@ -28,15 +28,15 @@ from growkit.base.tensors import (
     widened,
 )
 from growkit.base.workers import workers
-from growkit.checkpoint.publishing import MANIFEST
-from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
-from growkit.checkpoint.writing import keep_freed
 from growkit.engine.class_weights import ClassWeights, class_weights
 from growkit.engine.lending import LARGE
 from growkit.engine.loader import loading
 from growkit.engine.recipe_planning import plan_recipe
 from growkit.engine.user_family import described_family, unlisted_family
-from growkit.families.model import Model
+from growkit.model.checkpoint.publishing import MANIFEST
+from growkit.model.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
+from growkit.model.checkpoint.writing import keep_freed
+from growkit.model.model import Model
 from growkit.planning.manifest import read_record, without_searches
 from growkit.planning.plan import Lineage, LostError, Plan, Rule
 from growkit.planning.recipe import Recipe

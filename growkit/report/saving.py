@@ -21,11 +21,11 @@ from growkit.base.errors import InputError, plain
 from growkit.base.names import name_of, without_paths
 from growkit.base.parsing import yaml_texts
 from growkit.base.units import size
-from growkit.checkpoint.folder import CARD, MAX_YAML, Folder
-from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.publishing import MANIFEST, made_around, write_whole
-from growkit.checkpoint.writing import sha256
-from growkit.families.family_parts import EAGER_EXPERTS
+from growkit.model.checkpoint.folder import CARD, MAX_YAML, Folder
+from growkit.model.checkpoint.inputs import Inputs
+from growkit.model.checkpoint.publishing import MANIFEST, made_around, write_whole
+from growkit.model.checkpoint.writing import sha256
+from growkit.model.families.family_parts import EAGER_EXPERTS
 from growkit.report import proof_page as proofs
 from growkit.report.drawing import escape, style_rules
 from growkit.report.engine_page import engine_view

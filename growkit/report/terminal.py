@@ -239,7 +239,7 @@ def inspection_parts(result: Found) -> Iterator[Part]:
 
 
 def family_parts(known: Mapping[str, Any]) -> Iterator[Part]:
-    """Families (``growkit.families.family.Family``) by their ``model_type``."""
+    """Families (``growkit.model.families.family.Family``) by their ``model_type``."""
     names: dict[str, list[str]] = {}
     for kind, family in known.items():
         names.setdefault(family.name, []).append(kind)

@@ -17,7 +17,7 @@ from growkit.cli.commands import app
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )
-from growkit.families.family import families
+from growkit.model.families.family import families
 from growkit.planning.operation import PACKAGES, Operation, SizeOption, operations
 from tests.fuzz.odd import (
     HOSTILE,

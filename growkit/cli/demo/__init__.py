@@ -12,7 +12,7 @@ from pydoc_data.topics import topics
 
 from growkit.base.progress import Progress
 from growkit.base.settings import Settings
-from growkit.checkpoint.scratch import temporary
+from growkit.model.checkpoint.scratch import temporary
 from growkit.results.growth_result import Story
 
 MODEL = Path(__file__).parent / "model"

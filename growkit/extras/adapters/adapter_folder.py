@@ -19,8 +19,8 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.parsing import ANY, check_kind
 from growkit.base.tensors import Config, Weights
-from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
-from growkit.checkpoint.weight_file import open_weights
+from growkit.model.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
+from growkit.model.checkpoint.weight_file import open_weights
 
 RANK, IN, OUT, COLUMNS = "rank", "in", "out", "columns"
 """Meaning of a dimension: ranks or tokens, which do not grow; inputs or outputs of the module; or

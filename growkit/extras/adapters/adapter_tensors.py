@@ -29,7 +29,7 @@ from growkit.extras.adapters.adapter_folder import (
     TensorKind,
 )
 from growkit.extras.adapters.modules import Adapted, Modules, experts_of
-from growkit.families.model import Model
+from growkit.model.model import Model
 from growkit.planning.plan import Plan, Planned, Rule
 from growkit.planning.transforms import Attached, Computed, Kept
 

@@ -20,10 +20,6 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.progress import Progress
 from growkit.base.tensors import AT_ONCE, TensorInfo, Weights, total_bytes, total_parameters
-from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
-from growkit.checkpoint.publishing import MANIFEST, write_json
-from growkit.checkpoint.reading import Checkpoint, outlined
-from growkit.checkpoint.writing import Hashes, shards_of, write_shards
 from growkit.extras.adapters.adapter_folder import (
     COLUMNS,
     MAGNITUDE,
@@ -34,6 +30,10 @@ from growkit.extras.adapters.adapter_folder import (
 )
 from growkit.extras.adapters.adapter_tensors import AdapterTensors, Assembly, Entry
 from growkit.extras.adapters.modules import Modules, retarget
+from growkit.model.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
+from growkit.model.checkpoint.publishing import MANIFEST, write_json
+from growkit.model.checkpoint.reading import Checkpoint, outlined
+from growkit.model.checkpoint.writing import Hashes, shards_of, write_shards
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Kept, Mapped, Slices, Transform
 from growkit.planning.updates import Law, law_of, recorded_law, summary

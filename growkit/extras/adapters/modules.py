@@ -10,7 +10,6 @@ from torch import nn
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import empty_model, stacks
 from growkit.engine.loader import Conversion, by_parameter, loading
 from growkit.engine.transformers_class import require_class
@@ -23,6 +22,7 @@ from growkit.extras.adapters.adapter_folder import (
     AdapterFolder,
     pattern_value,
 )
+from growkit.model.checkpoint.reading import Checkpoint
 
 
 class Modules:

@@ -9,7 +9,7 @@ from growkit.extras.differential.diff_family import (
     variant,
 )
 from growkit.extras.differential.layouts import as_diff_transformer, is_differential, lambda_value
-from growkit.families.model import Model
+from growkit.model.model import Model
 from growkit.results.growth_result import Attention
 
 

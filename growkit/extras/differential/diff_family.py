@@ -14,7 +14,7 @@ from growkit.extras.differential.modeling import (
     OLDEST_TRANSFORMERS,
     model_code,
 )
-from growkit.families.family import shipped_family
+from growkit.model.families.family import shipped_family
 
 ATTENTION = "model.layers.{layer}.self_attn."
 

@@ -15,16 +15,16 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from growkit.base.axes import Pattern
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
 from growkit.base.tensors import Config, main_dtype
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.diff_family import LAMBDA, OPTIONAL_KEYS
-from growkit.families.axes import Pattern
-from growkit.families.family import Family, families, family_of
-from growkit.families.family_parts import DiffForm, Member
-from growkit.families.model import Model
+from growkit.model.families.family import Family, families, family_of
+from growkit.model.families.family_parts import DiffForm, Member
+from growkit.model.model import Model
 from growkit.planning.plan import Plan
 from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transform, row_maps
 

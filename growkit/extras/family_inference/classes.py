@@ -23,9 +23,9 @@ from growkit.engine.transformers_class import parsed, quiet
 from growkit.engine.transformers_internals import causal_class, ignored_names, uninitialised
 from growkit.engine.user_family import ALSO, NAMED
 from growkit.extras.family_inference.small_model import random_weights, sample_logits, smaller
-from growkit.families.config_keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
-from growkit.families.family import PER_LAYER, of_single_layers
-from growkit.families.family_parts import MAX_LAYERS, leaves, one_model, with_value
+from growkit.model.families.config_keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
+from growkit.model.families.family import PER_LAYER, of_single_layers
+from growkit.model.families.family_parts import MAX_LAYERS, leaves, one_model, with_value
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of tensors by their names."""

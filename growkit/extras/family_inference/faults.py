@@ -11,7 +11,7 @@ from growkit.engine.device import CPU
 from growkit.engine.metrics import error_of
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import load_model, quiet
-from growkit.families.model import Model
+from growkit.model.model import Model
 
 SAME = 1e-10
 """Relative difference of hidden states up to which they are the same."""

@@ -23,11 +23,10 @@ from typing import Any
 import torch
 import yaml
 
+from growkit.base.axes import Pattern
 from growkit.base.errors import InputError, foreign, reason, system_error
 from growkit.base.lazy import usual_torch
 from growkit.base.tensors import Config
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import report_faults, temporary
 from growkit.engine.calls import Call
 from growkit.engine.device import CPU
 from growkit.engine.layerwise import Layerwise, last_state
@@ -41,11 +40,12 @@ from growkit.extras.family_inference.faults import layer_at_fault
 from growkit.extras.family_inference.proposing import Proposal, choices, number
 from growkit.extras.family_inference.results.inference_result import Evidence, Inference, Trial
 from growkit.extras.family_inference.tracing import see
-from growkit.families.axes import Pattern
-from growkit.families.family import described
-from growkit.families.family_parts import MAX_LAYERS
-from growkit.families.family_yaml import each_entry
-from growkit.families.model import Model, unused_tensors
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.scratch import report_faults, temporary
+from growkit.model.families.family import described
+from growkit.model.families.family_parts import MAX_LAYERS
+from growkit.model.families.family_yaml import each_entry
+from growkit.model.model import Model, unused_tensors
 from growkit.planning.plan import Planned
 from growkit.planning.recipe import DEFAULT_METHOD, GrowStep
 from growkit.results import versions

@@ -16,8 +16,8 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.extras.family_inference.classes import ModelClass
-from growkit.families.config_keys import PERIODS
-from growkit.families.expressions import LAYER, parse_expression
+from growkit.model.families.config_keys import PERIODS
+from growkit.model.families.expressions import LAYER, parse_expression
 
 MOST = 3
 """Maximum number of parts of a condition."""

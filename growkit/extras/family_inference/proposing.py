@@ -11,13 +11,13 @@ from itertools import combinations, product
 from math import prod
 from typing import Any
 
+from growkit.base.axes import Pattern
 from growkit.extras.family_inference.classes import ModelClass, one_of_experts
 from growkit.extras.family_inference.layers import Conditions
 from growkit.extras.family_inference.tracing import Observation
-from growkit.families.axes import Pattern
-from growkit.families.config_keys import GROUPS, SCALING, TOP_K, WIDTH, last_part
-from growkit.families.family_parts import BALANCING
-from growkit.families.family_yaml import TIED, each_entry, module_of, writes_hidden
+from growkit.model.families.config_keys import GROUPS, SCALING, TOP_K, WIDTH, last_part
+from growkit.model.families.family_parts import BALANCING
+from growkit.model.families.family_yaml import TIED, each_entry, module_of, writes_hidden
 
 Terms = tuple[tuple[tuple[str, ...], int], ...]
 """Products of sizes in a dimension, each with its coefficient; the empty one is a constant."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import quiet
-from growkit.families.config_keys import EXPERTS, HEADS, PLACES, last_part
-from growkit.families.family_parts import leaves
+from growkit.model.families.config_keys import EXPERTS, HEADS, PLACES, last_part
+from growkit.model.families.family_parts import leaves
 
 SMALL = {
     "vocab": 61,

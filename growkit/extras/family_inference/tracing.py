@@ -22,7 +22,7 @@ from growkit.extras.family_inference.classes import (
 )
 from growkit.extras.family_inference.flow import Flow, Place
 from growkit.extras.family_inference.small_model import sample_logits
-from growkit.families.config_keys import EPS
+from growkit.model.families.config_keys import EPS
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from itertools import groupby, product
 from typing import Any
 
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import Folder
 from growkit.engine.prompts import check_tokenizer, load_tokenizer
+from growkit.model.checkpoint.folder import Folder
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
 """Kinds of tokens."""

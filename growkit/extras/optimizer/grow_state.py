@@ -22,8 +22,6 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress
 from growkit.base.tensors import TensorInfo, Weights, cut
-from growkit.checkpoint.reading import Checkpoint, outlined
-from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
 from growkit.engine.loader import Conversion, by_parameter, loading
 from growkit.engine.transformers_class import require_class
@@ -36,7 +34,9 @@ from growkit.extras.optimizer.param_groups import (
 )
 from growkit.extras.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.extras.optimizer.state import MUON, ORDERS, STEP, State, TargetState, open_state
-from growkit.families.model import Model
+from growkit.model.checkpoint.reading import Checkpoint, outlined
+from growkit.model.checkpoint.writing import Hashes, write_shards
+from growkit.model.model import Model
 from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Computed, Constant

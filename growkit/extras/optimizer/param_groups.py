@@ -27,12 +27,12 @@ from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.tensors import TensorInfo
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.weight_file import open_weights
 from growkit.engine.class_weights import converted, empty_model, tied_names
 from growkit.engine.loader import Conversion, by_parameter, loading
 from growkit.engine.transformers_class import require_class
+from growkit.model.checkpoint.folder import ADAPTER, ADAPTER_WEIGHTS, Folder
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.weight_file import open_weights
 from growkit.planning.own_class import substitute
 from growkit.planning.updates import recorded_law, stepped
 

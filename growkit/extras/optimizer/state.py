@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, cast
 from growkit.base.errors import InputError
 from growkit.base.lazy import members
 from growkit.base.tensors import Weights
-from growkit.checkpoint.writing import Save
 from growkit.extras.optimizer.param_groups import RATES, Parameters, ParamGroup
+from growkit.model.checkpoint.writing import Save
 
 ORDERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer": 1}
 """The kinds of tensors that grow with the weights, with the power of the gradient in each."""

@@ -14,8 +14,6 @@ from torch import Tensor
 from growkit.base.errors import InputError, PlaceError, foreign
 from growkit.base.progress import Advance, Progress
 from growkit.base.tensors import total_parameters
-from growkit.checkpoint.publishing import is_untouched
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.prompts import check_ids, documents, ids_of, load_tokenizer, read_text
 from growkit.engine.transformers_class import load_model, longest_context
 from growkit.extras.optimizer.param_groups import param_groups
@@ -24,6 +22,8 @@ from growkit.extras.probing.harness import Look
 from growkit.extras.probing.json_lines import Work
 from growkit.extras.probing.probe_settings import Candidate, ProbeSettings
 from growkit.extras.probing.ranking import Arm, new_arm
+from growkit.model.checkpoint.publishing import is_untouched
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.pipeline.running import run
 from growkit.planning.own_class import substitute
 from growkit.planning.recipe import Recipe

@@ -17,11 +17,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from growkit.base.progress import Advance, nothing
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.device import reproducible
 from growkit.engine.strict import choose_kernels
 from growkit.engine.transformers_class import load_model, quiet
 from growkit.engine.transformers_internals import one_expert_at_a_time
+from growkit.model.checkpoint.reading import Checkpoint
 
 
 @dataclass(frozen=True)

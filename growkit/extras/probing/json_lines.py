@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import open_regular, read
-from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.publishing import made_around
-from growkit.checkpoint.scratch import temporary
+from growkit.model.checkpoint.folder import open_regular, read
+from growkit.model.checkpoint.inputs import Inputs
+from growkit.model.checkpoint.publishing import made_around
+from growkit.model.checkpoint.scratch import temporary
 
 JOURNAL, LOCK = "growkit.probe.jsonl", "growkit.lock"
 

@@ -16,16 +16,16 @@ from growkit.base.lazy import usual_torch
 from growkit.base.names import name_of
 from growkit.base.progress import Progress, Silent, steps
 from growkit.base.units import size
-from growkit.checkpoint.folder import TOKENIZER_FILES, is_of_tokenizer
-from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.multimodal import Inside
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.scratch import report_faults
-from growkit.checkpoint.writing import sha256
 from growkit.engine.prompts import check_tokenizer, read_text
 from growkit.extras.probing.json_lines import hash_of, workplace
 from growkit.extras.probing.probe_settings import Candidate, ProbeSettings, candidates_of, fitting
 from growkit.extras.probing.results.probe_result import ProbeResult
+from growkit.model.checkpoint.folder import TOKENIZER_FILES, is_of_tokenizer
+from growkit.model.checkpoint.inputs import Inputs
+from growkit.model.checkpoint.multimodal import Inside
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.scratch import report_faults
+from growkit.model.checkpoint.writing import sha256
 from growkit.planning.recipe import Recipe
 from growkit.results import versions
 from growkit.sources import Source, find

@@ -11,8 +11,8 @@ from growkit.base.errors import InputError
 from growkit.base.names import name_of
 from growkit.base.options import check_options, documented, option
 from growkit.base.settings import DEVICES
-from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.prompts import read_text
+from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.planning.operation import parse_size
 from growkit.planning.recipe import Recipe, load_recipe, recipe_file, shipped_recipes
 from growkit.sources import Source

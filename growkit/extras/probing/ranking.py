@@ -32,10 +32,10 @@ import numpy as np
 
 from growkit.base.limits import within
 from growkit.base.names import name_of
-from growkit.checkpoint.reading import Checkpoint
 from growkit.extras.probing.harness import Look
 from growkit.extras.probing.probe_settings import Candidate, ProbeSettings
 from growkit.extras.probing.results import probe_result as results
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import with_paths
 from growkit.results.proof_result import counted
 

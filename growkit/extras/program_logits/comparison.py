@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from growkit.base.errors import InputError
 from growkit.base.progress import current, steps
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call, CallError, Spool
 from growkit.engine.class_weights import class_weights
 from growkit.engine.device import CPU
@@ -31,6 +30,7 @@ from growkit.extras.program_logits.guesses import (
     guesses_of_tokens,
 )
 from growkit.extras.program_logits.logits_file import Columns, LogitsFile
+from growkit.model.checkpoint.reading import Checkpoint
 
 NOTHING = Guess("", "")
 """No mistake: what the source's class computes."""

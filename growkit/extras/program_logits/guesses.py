@@ -17,7 +17,7 @@ from torch import Tensor
 
 from growkit.base.tensors import Config, cut
 from growkit.extras.formats.checks.diagnosis import ROTARY
-from growkit.families.model import Model
+from growkit.model.model import Model
 
 Values = Callable[[Any, Config], Sequence[Any]]
 """Other values of a key, from its value and the whole config."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from growkit.base.lazy import usual_torch
 from growkit.base.progress import Progress, Silent, shown
 from growkit.base.units import today
-from growkit.checkpoint.scratch import report_faults
 from growkit.engine.device import CPU, check_subnormal_numbers, reproducible
 from growkit.extras.program_logits.judging import compare_engines
+from growkit.model.checkpoint.scratch import report_faults
 from growkit.results import versions
 from growkit.results.engine_result import EngineResult, EngineSections
 from growkit.results.proof_result import failed

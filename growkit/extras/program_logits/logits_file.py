@@ -18,9 +18,9 @@ from growkit.base.errors import InputError
 from growkit.base.limits import SPACING
 from growkit.base.names import did_you_mean
 from growkit.base.tensors import INTEGERS, TORCH_NAMES, TensorInfo, cut
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.weight_file import open_weights
-from growkit.checkpoint.writing import sha256
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.weight_file import open_weights
+from growkit.model.checkpoint.writing import sha256
 
 TEXTS = ("program", "dtype")
 """Texts: the metadata of safetensors, or keys of JSON."""

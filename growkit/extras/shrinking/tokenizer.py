@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import GENERATION, TEMPLATES, Folder, is_of_tokenizer, matches
-from growkit.checkpoint.publishing import write_json
 from growkit.extras.shrinking.token_ids import with_new_ids
+from growkit.model.checkpoint.folder import GENERATION, TEMPLATES, Folder, is_of_tokenizer, matches
+from growkit.model.checkpoint.publishing import write_json
 
 TOKENIZER, SETTINGS, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 

@@ -6,12 +6,12 @@ from functools import partial
 
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, TensorInfo, full
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.publishing import write_json
-from growkit.checkpoint.reading import Checkpoint, View
-from growkit.checkpoint.scratch import temporary
 from growkit.extras.shrinking.selecting import read_rows
 from growkit.extras.shrinking.token_ids import with_new_ids
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.publishing import write_json
+from growkit.model.checkpoint.reading import Checkpoint, View
+from growkit.model.checkpoint.scratch import temporary
 from growkit.planning.plan import Tokens
 
 Write = Callable[[Folder], None]

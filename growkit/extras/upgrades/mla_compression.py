@@ -41,7 +41,7 @@ from growkit.extras.calibration import (
     smallest_rank,
     windows_of,
 )
-from growkit.families.model import Model
+from growkit.model.model import Model
 from growkit.results.growth_result import RankTried
 from growkit.results.proof_result import MAX_VALUES, Spectrum
 

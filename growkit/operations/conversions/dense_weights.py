@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from growkit.base.errors import InputError
-from growkit.families.model import Model
+from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite
 

@@ -6,8 +6,8 @@ Each format that growkit writes (``Format.name``) is one conversion.
 from collections.abc import Mapping, Sequence
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.format import Format, formats
-from growkit.families.model import Model
+from growkit.model.checkpoint.format import Format, formats
+from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite
 

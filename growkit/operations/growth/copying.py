@@ -17,9 +17,9 @@ from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
 from growkit.base.options import Option, Value
 from growkit.base.tensors import Config
-from growkit.families.family import Family
-from growkit.families.family_parts import MAX_SIZE, MultipleError
-from growkit.families.model import Model
+from growkit.model.families.family import Family
+from growkit.model.families.family_parts import MAX_SIZE, MultipleError
+from growkit.model.model import Model
 from growkit.operations.growth.expanding import BOUNDED, expand, place_copies
 from growkit.operations.growth.new_tokens import NEW_TOKENS, UNTIE, VOCAB, plan_head, plan_tokens
 from growkit.planning.operation import Change, Operation, SizeOption

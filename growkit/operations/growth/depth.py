@@ -19,9 +19,9 @@ from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
 from growkit.base.options import Option
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.families.family import Family, rearranged
-from growkit.families.family_parts import MAX_LAYERS, Member
-from growkit.families.model import Model
+from growkit.model.families.family import Family, rearranged
+from growkit.model.families.family_parts import MAX_LAYERS, Member
+from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan
 from growkit.planning.starts import new_tensor

@@ -28,13 +28,13 @@ from itertools import chain
 from growkit.algebra import expansion
 from growkit.algebra.expansion import NOTHING, Expansion, IndexMap
 from growkit.algebra.splits import Shares
+from growkit.base.axes import Dimension, Order, Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.lazy import np
 from growkit.base.tensors import Config
-from growkit.families.axes import Dimension, Order, Pattern, Role
-from growkit.families.family import Family
-from growkit.families.family_parts import Member, Norm, Tensor
-from growkit.families.model import Model
+from growkit.model.families.family import Family
+from growkit.model.families.family_parts import Member, Norm, Tensor
+from growkit.model.model import Model
 from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept, Mapped, Rounded, Transform
 

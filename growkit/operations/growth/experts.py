@@ -44,14 +44,14 @@ from typing import Any
 
 from growkit.algebra.growth_law import Rows
 from growkit.algebra.splits import noise
+from growkit.base.axes import Role
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option, Value
 from growkit.base.settings import Settings
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
-from growkit.families.axes import Role
-from growkit.families.family_parts import MAX_EXPERTS, Experts, Member, value_at, with_value
-from growkit.families.model import Model
+from growkit.model.families.family_parts import MAX_EXPERTS, Experts, Member, value_at, with_value
+from growkit.model.model import Model
 from growkit.operations.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, SizeOption

@@ -14,13 +14,13 @@ from functools import partial
 
 from growkit.algebra.expansion import NOTHING
 from growkit.algebra.growth_law import Rows
+from growkit.base.axes import Role
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.options import Option
 from growkit.base.tensors import Weights
-from growkit.families.axes import Role
-from growkit.families.family_parts import MAX_SIZE
-from growkit.families.model import Model
+from growkit.model.families.family_parts import MAX_SIZE
+from growkit.model.model import Model
 from growkit.planning.operation import SizeOption
 from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept, Mapped, Slices, Transform, row_maps

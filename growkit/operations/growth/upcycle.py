@@ -29,9 +29,9 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.families.family import Family, families
-from growkit.families.family_parts import NEW, Experts, Member, Without
-from growkit.families.model import Model
+from growkit.model.families.family import Family, families
+from growkit.model.families.family_parts import NEW, Experts, Member, Without
+from growkit.model.model import Model
 from growkit.operations.growth.experts import (
     EXPERTS,
     NUMBER,

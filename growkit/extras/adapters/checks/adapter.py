@@ -17,8 +17,6 @@ from growkit.base.errors import InputError, foreign
 from growkit.base.limits import strict_limit, within
 from growkit.base.tensors import TensorInfo
 from growkit.base.torch_internals import buffers_of, parameters_of
-from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import CallError
 from growkit.engine.class_weights import Extended, class_weights, tied_names
 from growkit.engine.metrics import finite
@@ -27,6 +25,8 @@ from growkit.extras.adapters.adapter_folder import AdapterFolder
 from growkit.extras.adapters.adapter_tensors import PREFIX, AdapterTensors
 from growkit.extras.adapters.grow_adapter import Adapter
 from growkit.extras.adapters.modules import Modules
+from growkit.model.checkpoint.folder import ADAPTER, ADAPTER_FOLDER
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Plan, Planned, Rule
 from growkit.planning.transforms import Computed, Kept
 from growkit.proof.check import Check

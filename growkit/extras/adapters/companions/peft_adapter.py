@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from growkit.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
-from growkit.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.companions import Companion, Opened
 from growkit.planning.plan import Lineage
 

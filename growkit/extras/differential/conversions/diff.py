@@ -23,8 +23,8 @@ from growkit.extras.differential.conversions.shared_diff import multiplied_out
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.diff_family import LAMBDA
 from growkit.extras.differential.growth.group_diff import OPERATION as GROUP_DIFF
-from growkit.families.family_parts import Member
-from growkit.families.model import Model
+from growkit.model.families.family_parts import Member
+from growkit.model.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.rewriting import rewrite

@@ -16,8 +16,8 @@ from growkit.base.options import Option
 from growkit.base.tensors import TensorInfo
 from growkit.extras.differential.conversions.layout_conversions import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import FAMILY as DIFF
-from growkit.families.family_parts import Member
-from growkit.families.model import Model
+from growkit.model.families.family_parts import Member
+from growkit.model.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Constant, Transform

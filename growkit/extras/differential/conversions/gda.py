@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from growkit.extras.differential.conversions.layout_conversions import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import FAMILY as DIFF
-from growkit.families.model import Model
+from growkit.model.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.rewriting import rewrite
 

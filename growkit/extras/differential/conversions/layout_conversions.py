@@ -8,8 +8,8 @@ from growkit.base.tensors import Config
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.diff_family import variant
 from growkit.extras.differential.layouts import layout_names, write_layout
-from growkit.families.family import Family
-from growkit.families.model import Model
+from growkit.model.families.family import Family
+from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 
 

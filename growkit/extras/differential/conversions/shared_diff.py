@@ -33,7 +33,7 @@ from growkit.extras.differential.conversions.layout_conversions import OnDiffTra
 from growkit.extras.differential.diff_family import ATTENTION
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.low_rank import HeadGroups, judge_parts, share, spread
-from growkit.families.model import Model
+from growkit.model.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.plan import Plan, TargetCheck
 from growkit.planning.rewriting import rewrite

@@ -13,9 +13,9 @@ from torch import Tensor
 from growkit.base.errors import plain, reason
 from growkit.base.tensors import Weights
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.dequantising import Dequantised
 from growkit.engine.class_weights import class_weights, converted, one_row, stacks
 from growkit.engine.loader import Conversion, dequantisations, loading
+from growkit.model.checkpoint.dequantising import Dequantised
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair

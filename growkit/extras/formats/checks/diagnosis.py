@@ -13,14 +13,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from growkit.base.axes import ORDERS
 from growkit.base.errors import InputError
 from growkit.base.names import listed
 from growkit.base.tensors import parts, same_numbers, widened
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import class_weights
-from growkit.families.axes import ORDERS
-from growkit.families.model import Model
+from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.model import Model
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair

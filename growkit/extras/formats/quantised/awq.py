@@ -5,7 +5,7 @@ arXiv 2306.00978; the layout "gemm" of AutoAWQ (https://github.com/casper-hansen
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Blocks, Parts, Scheme, unpack
+from growkit.model.checkpoint.dequantising import Blocks, Parts, Scheme, unpack
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place within a word of each of eight consecutive outputs."""

@@ -10,7 +10,7 @@ from math import prod
 from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo
-from growkit.checkpoint.dequantising import Parts, Scheme, unpack
+from growkit.model.checkpoint.dequantising import Parts, Scheme, unpack
 
 STATE = ".weight.quant_state.bitsandbytes__"
 """Prefix of the suffixes of tensors that hold the size of blocks and the shape, as JSON."""

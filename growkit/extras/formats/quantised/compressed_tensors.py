@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, TensorInfo
-from growkit.checkpoint.dequantising import Blocks, Parts, Scheme, unpack
+from growkit.model.checkpoint.dequantising import Blocks, Parts, Scheme, unpack
 
 FORMATS = (
     *("dense", "mixed-precision", "naive-quantized", "int-quantized", "float-quantized"),

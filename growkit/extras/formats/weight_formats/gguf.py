@@ -23,14 +23,14 @@ from growkit.base.lazy import Tensor, np, torch
 from growkit.base.names import listed
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, cut, full, main_dtype
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.folder import PART, Folder, State, read, state_of
-from growkit.checkpoint.format import ForeignSettings, Format, Output
-from growkit.checkpoint.layout import Arranged, Held, row_sizes
-from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.weight_file import Place, WeightFile, check_header, explain_damage
-from growkit.checkpoint.writing import Shard
 from growkit.extras.formats.gguf_tokenizer import tokenizer_settings
-from growkit.families.model import Model
+from growkit.model.checkpoint.folder import PART, Folder, State, read, state_of
+from growkit.model.checkpoint.format import ForeignSettings, Format, Output
+from growkit.model.checkpoint.layout import Arranged, Held, row_sizes
+from growkit.model.checkpoint.scratch import temporary
+from growkit.model.checkpoint.weight_file import Place, WeightFile, check_header, explain_damage
+from growkit.model.checkpoint.writing import Shard
+from growkit.model.model import Model
 
 MAX_HEADER = 1 << 27
 """Limit for the header, in bytes; a vocabulary of 262,144 tokens takes a tenth of it."""

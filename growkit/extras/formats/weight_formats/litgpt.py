@@ -9,11 +9,12 @@ from typing import Any
 
 import yaml
 
+from growkit.base.axes import ORDERS
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
-from growkit.checkpoint.folder import Folder, read_yaml
-from growkit.checkpoint.format import ForeignSettings, Format, Output
-from growkit.checkpoint.layout import Arranged, Held, row_sizes
-from growkit.checkpoint.weight_file import (
+from growkit.model.checkpoint.folder import Folder, read_yaml
+from growkit.model.checkpoint.format import ForeignSettings, Format, Output
+from growkit.model.checkpoint.layout import Arranged, Held, row_sizes
+from growkit.model.checkpoint.weight_file import (
     TorchFile,
     WeightFile,
     archive_shard,
@@ -21,9 +22,8 @@ from growkit.checkpoint.weight_file import (
     open_saved,
     plain_tensors,
 )
-from growkit.families.axes import ORDERS
-from growkit.families.family_parts import MAX_LAYERS
-from growkit.families.model import Model
+from growkit.model.families.family_parts import MAX_LAYERS
+from growkit.model.model import Model
 
 WEIGHTS, CONFIG = "lit_model.pth", "model_config.yaml"
 KIND = TorchFile("weights of litgpt", "save it again with litgpt")

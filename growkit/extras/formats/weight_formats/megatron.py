@@ -8,12 +8,12 @@ https://github.com/NVIDIA-NeMo/Megatron-Bridge).
 
 from collections.abc import Mapping, Sequence
 
+from growkit.base.axes import ORDERS
 from growkit.base.tensors import Config
-from growkit.checkpoint.distributed_file import LIST, MAX_BYTES
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.formats.torch_distributed import Distributed
-from growkit.checkpoint.layout import Held
-from growkit.families.axes import ORDERS
+from growkit.model.checkpoint.distributed_file import LIST, MAX_BYTES
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.formats.torch_distributed import Distributed
+from growkit.model.checkpoint.layout import Held
 
 MARK = b"self_attention.linear_qkv"
 """In the list of entries of every such model."""

@@ -13,10 +13,10 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, full, main_dtype
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import MAX_DIGITS, ForeignSettings, Format, Output
-from growkit.checkpoint.layout import Arranged, Held
-from growkit.checkpoint.weight_file import (
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.format import MAX_DIGITS, ForeignSettings, Format, Output
+from growkit.model.checkpoint.layout import Arranged, Held
+from growkit.model.checkpoint.weight_file import (
     StoredWeights,
     TorchFile,
     WeightFile,
@@ -25,7 +25,7 @@ from growkit.checkpoint.weight_file import (
     open_saved,
     plain_tensors,
 )
-from growkit.families.model import Model
+from growkit.model.model import Model
 
 FILE = re.compile(r"consolidated\.(\d\d)\.pth")
 CONFIG = "params.json"

@@ -6,11 +6,11 @@ https://github.com/ml-explore/mlx-lm
 from collections.abc import Mapping, Sequence
 
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.formats.transformers import Transformers
-from growkit.checkpoint.layout import Held
 from growkit.extras.formats.quantised.mlx_groups import FORMAT as QUANTISED
 from growkit.extras.formats.quantised.mlx_groups import STACKED
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.formats.transformers import Transformers
+from growkit.model.checkpoint.layout import Held
 
 MARK = b'"format":"mlx"'
 """In the first bytes of the header that mlx writes."""

@@ -6,11 +6,11 @@ https://github.com/pytorch/torchtitan
 from collections.abc import Mapping, Sequence
 
 from growkit.base.tensors import Config
-from growkit.checkpoint.distributed_file import LIST, MAX_BYTES
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.formats.torch_distributed import Distributed
-from growkit.checkpoint.layout import Held
 from growkit.extras.formats.weight_formats.meta import FORMAT as META
+from growkit.model.checkpoint.distributed_file import LIST, MAX_BYTES
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.formats.torch_distributed import Distributed
+from growkit.model.checkpoint.layout import Held
 
 MARK = b"layers.0.attention.wq."
 """In the list of entries of every such model."""

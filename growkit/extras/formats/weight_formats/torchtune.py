@@ -8,17 +8,17 @@ that rotate as a pair are neighbours in some models (https://github.com/pytorch/
 from collections.abc import Mapping, Sequence
 
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import Format, Output
-from growkit.checkpoint.layout import Arranged, Held
-from growkit.checkpoint.weight_file import (
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.format import Format, Output
+from growkit.model.checkpoint.layout import Arranged, Held
+from growkit.model.checkpoint.weight_file import (
     StoredWeights,
     TorchFile,
     archive_shard,
     open_saved,
     plain_tensors,
 )
-from growkit.families.model import Model
+from growkit.model.model import Model
 
 WEIGHTS = "model-00001-of-00001.bin"
 KIND = TorchFile("weights of torchtune", "save it again with torchtune")

@@ -5,8 +5,8 @@ Motif's own class needs flash attention, which has neither float64 nor the CPU.
 
 from growkit.base.tensors import Config
 from growkit.extras.motif3.modeling import MODEL_TYPE, register
-from growkit.families.family import Family, shipped_family
-from growkit.families.model import Model
+from growkit.model.families.family import Family, shipped_family
+from growkit.model.model import Model
 from growkit.planning.own_class import OwnClass
 from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept

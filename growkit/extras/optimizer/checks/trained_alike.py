@@ -26,7 +26,6 @@ from growkit.base.errors import InputError
 from growkit.base.limits import rounded_sum, training_limit, within
 from growkit.base.settings import Settings
 from growkit.base.tensors import Weights, parts
-from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
@@ -34,6 +33,7 @@ from growkit.engine.transformers_class import class_loss, load_model
 from growkit.extras.optimizer.grow_state import MOMENTS, GrownState, Optimizer, grown_moments
 from growkit.extras.optimizer.param_groups import Parameters, ParamGroup, class_updates
 from growkit.extras.optimizer.state import ADAMW, MUON, STEP, State, open_state, written_in
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
 from growkit.planning.transforms import AT_RANDOM

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.lazy import members
-from growkit.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.companions import Companion, Opened
 from growkit.planning.plan import Lineage
 

@@ -3,7 +3,7 @@
 torch writes an optimizer's state as entries such as ``optimizer.state.NAME.exp_avg``. Options are
 entries of parameters if the state was flattened (``optimizer.param_groups.NAME.lr``, torchtitan),
 and otherwise of numbered groups (``optimizer.param_groups.0.lr``, accelerate with FSDP2). Such
-folders are read and written like those of weights (``growkit.checkpoint.distributed_file``).
+folders are read and written like those of weights (``growkit.model.checkpoint.distributed_file``).
 """
 
 import io
@@ -19,10 +19,6 @@ from torch import Tensor
 
 from growkit.base.errors import InputError
 from growkit.base.torch_internals import tree_map
-from growkit.checkpoint import distributed_file
-from growkit.checkpoint.distributed_file import LIST, REMEDY, DistributedFile, Listed
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.writing import Save
 from growkit.extras.optimizer.param_groups import Parameters, ParamGroup
 from growkit.extras.optimizer.schedule import GROUP_KEYS, holds_schedule
 from growkit.extras.optimizer.state import (
@@ -34,6 +30,10 @@ from growkit.extras.optimizer.state import (
     StateFormat,
     TargetState,
 )
+from growkit.model.checkpoint import distributed_file
+from growkit.model.checkpoint.distributed_file import LIST, REMEDY, DistributedFile, Listed
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.writing import Save
 
 FOLDER = "optimizer"
 """Name of the state in the folder of a model."""

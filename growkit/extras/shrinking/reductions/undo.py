@@ -21,12 +21,12 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Weights, same_numbers
 from growkit.base.workers import workers
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.publishing import MANIFEST
-from growkit.checkpoint.reading import Widened, rounded
 from growkit.extras.shrinking.inverse_plan import Inverse, Undone, inverses, sources_of
 from growkit.extras.shrinking.tokens_left import kept_tokens
-from growkit.families.model import Model
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.publishing import MANIFEST
+from growkit.model.checkpoint.reading import Widened, rounded
+from growkit.model.model import Model
 from growkit.planning.manifest import read_record, source_headers, without_searches
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Lineage, Plan, Planned

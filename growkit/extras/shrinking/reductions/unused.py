@@ -7,11 +7,11 @@ number of units, so as many are left out of each as can be left out of all.
 
 from collections.abc import Iterator, Mapping
 
+from growkit.base.axes import Role
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.extras.shrinking.selecting import Selected
-from growkit.families.axes import Role
-from growkit.families.model import Model
+from growkit.model.model import Model
 from growkit.operations.growth.depth import HANDING_ON, Layer, plan_layers
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, Planned

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from growkit.base.errors import InputError
 from growkit.base.options import Option
-from growkit.checkpoint.folder import GENERATION, Folder
-from growkit.checkpoint.scratch import in_temporary
 from growkit.extras.shrinking.selecting import Selected
 from growkit.extras.shrinking.token_ids import ids_in, with_new_ids
 from growkit.extras.shrinking.tokenizer import (
@@ -25,7 +23,9 @@ from growkit.extras.shrinking.tokenizer import (
     write_trimmed,
 )
 from growkit.extras.shrinking.tokens_left import kept_tokens
-from growkit.families.model import Model
+from growkit.model.checkpoint.folder import GENERATION, Folder
+from growkit.model.checkpoint.scratch import in_temporary
+from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, Tokens
 from growkit.planning.transforms import Kept, Transform

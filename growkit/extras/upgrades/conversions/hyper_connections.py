@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from growkit.base.options import Option
 from growkit.base.tensors import TensorInfo
-from growkit.families.family_parts import Member
-from growkit.families.model import Model
+from growkit.model.families.family_parts import Member
+from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite, upgraded
 from growkit.planning.starts import drawn_uniformly

@@ -47,9 +47,9 @@ from growkit.extras.upgrades.mla_compression import (
     Shape,
     judge,
 )
-from growkit.families.family import Family
-from growkit.families.family_parts import Member
-from growkit.families.model import Model
+from growkit.model.families.family import Family
+from growkit.model.families.family_parts import Member
+from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, TargetCheck
 from growkit.planning.rewriting import rewrite, upgraded

@@ -22,8 +22,8 @@ from growkit.algebra.growth_law import Rows
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import TensorInfo, Weights
-from growkit.families.family_parts import Member
-from growkit.families.model import Model
+from growkit.model.families.family_parts import Member
+from growkit.model.model import Model
 from growkit.operations.growth.copying import PROMISE
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite, upgraded

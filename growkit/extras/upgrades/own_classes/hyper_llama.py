@@ -11,8 +11,8 @@ from growkit.extras.upgrades.modeling import (
     model_code,
     register,
 )
-from growkit.families.family import shipped_family
-from growkit.families.model import Model
+from growkit.model.families.family import shipped_family
+from growkit.model.model import Model
 from growkit.planning.own_class import OwnClass
 from growkit.planning.plan import Plan
 

@@ -15,8 +15,8 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, Weights
-from growkit.families.family import Family, family_of
-from growkit.families.family_parts import PREDICTING, Member
+from growkit.model.families.family import Family, family_of
+from growkit.model.families.family_parts import PREDICTING, Member
 
 QUANTISED = re.compile(
     r"[._](qweight|qzeros|scales|blocks|g_idx|packed|scale(_inv)?|weight_format|absmax|SCB|W_q)$"

@@ -1,6 +1,6 @@
 """Formats of weights: how a model is found by its files, and what its tensors are named and hold.
 
-Each file of ``growkit.checkpoint.formats``, or of ``weight_formats`` in an extra, defines one
+Each file of ``growkit.model.checkpoint.formats``, or of ``weight_formats`` in an extra, defines one
 format, as ``FORMAT``. It recognises its files in a folder, opens them, knows the config, and
 describes as data how its tensors hold those that the class in transformers reads (``Held``).
 """
@@ -16,11 +16,11 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.lazy import registered
 from growkit.base.tensors import Config, Weights
-from growkit.checkpoint.folder import FOLLOWED, SINGLE, Folder, instead_of_weights, no_folder
-from growkit.checkpoint.layout import Held
-from growkit.checkpoint.weight_file import StoredWeights
-from growkit.checkpoint.writing import Shard
-from growkit.families.model import Model
+from growkit.model.checkpoint.folder import FOLLOWED, SINGLE, Folder, instead_of_weights, no_folder
+from growkit.model.checkpoint.layout import Held
+from growkit.model.checkpoint.weight_file import StoredWeights
+from growkit.model.checkpoint.writing import Shard
+from growkit.model.model import Model
 
 MAX_DIGITS = 18
 """Largest number of digits of a whole number in a config; more do not fit into 64 bits."""
@@ -179,7 +179,7 @@ class ForeignSettings:
 
 def formats() -> tuple[Format, ...]:
     """All formats, in the order in which they are tried."""
-    known = registered("weight_formats", "FORMAT", "growkit.checkpoint.formats").values()
+    known = registered("weight_formats", "FORMAT", "growkit.model.checkpoint.formats").values()
     return tuple(sorted(known, key=lambda one: one.rank))
 
 

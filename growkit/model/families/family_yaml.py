@@ -13,9 +13,9 @@
       model.layers.{layer}.mlp.gate.weight: {pattern: experts <- hidden, when: sparse}
       ...
 
-Patterns are those of ``growkit.families.axes``, conditions those of
-``growkit.families.expressions``. A family that extends another one states only the differences;
-null removes an inherited entry. ``growkit inspect --infer`` writes such a file.
+Patterns are those of ``growkit.base.axes``, conditions those of
+``growkit.model.families.expressions``. A family that extends another one states only the
+differences; null removes an inherited entry. ``growkit inspect --infer`` writes such a file.
 """
 
 import math
@@ -30,16 +30,24 @@ from typing import Any
 
 import yaml
 
+from growkit.base.axes import ORDERS, PLACES, Axis, Order, Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.parsing import check_kind
 from growkit.base.tensors import Config
-from growkit.families import family_parts
-from growkit.families.axes import ORDERS, PLACES, Axis, Order, Pattern, Role
-from growkit.families.expressions import LAYER, Expression, parse_expression
-from growkit.families.family_parts import NEW, DiffForm, Experts, Multiple, Norm, Tensor, Without
+from growkit.model.families import family_parts
+from growkit.model.families.expressions import LAYER, Expression, parse_expression
+from growkit.model.families.family_parts import (
+    NEW,
+    DiffForm,
+    Experts,
+    Multiple,
+    Norm,
+    Tensor,
+    Without,
+)
 
-PACKAGES = "growkit.families", "growkit.extras"
+PACKAGES = "growkit.model.families", "growkit.extras"
 """Their folders have the descriptions."""
 
 NEEDED = ("family", "model_type", "sizes", "tensors")

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import MAX_ENTRIES, State, state_of, walk
+from growkit.model.checkpoint.folder import MAX_ENTRIES, State, state_of, walk
 
 Identity = tuple[int, int]
 """Device and inode."""

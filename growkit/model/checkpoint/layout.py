@@ -15,14 +15,14 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
+from growkit.base.axes import ORDERS, Order, Pattern
 from growkit.base.errors import InputError
 from growkit.base.lazy import NDArray, Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, full, slabs
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.weight_file import MAX_SIZE
-from growkit.families.axes import ORDERS, Order, Pattern
-from growkit.families.family_parts import MAX_EXPERTS
-from growkit.families.model import Model
+from growkit.model.checkpoint.weight_file import MAX_SIZE
+from growkit.model.families.family_parts import MAX_EXPERTS
+from growkit.model.model import Model
 
 COUNTS = re.compile(r"\{(\w+)\}")
 """A placeholder for a number in the name of a tensor."""
@@ -40,7 +40,7 @@ class Held:
             name.
         names: names of the tensors of transformers, whose rows follow each other; empty if the
             class computes the tensor.
-        rows: number of rows of each of these as patterns of ``growkit.families.axes``, such as
+        rows: number of rows of each of these as patterns of ``growkit.base.axes``, such as
             ``heads.head_dim``; empty if all have as many.
         order: the order in which the rows are stored, if it is another one; it needs ``rows``.
         transposed: whether the matrix is stored transposed.

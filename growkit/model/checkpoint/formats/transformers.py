@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from growkit.base.errors import InputError
 from growkit.base.names import listed
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import SINGLE, Folder
-from growkit.checkpoint.format import Format, Output
-from growkit.checkpoint.layout import Arranged
-from growkit.checkpoint.weight_file import StoredWeights, open_weights
-from growkit.checkpoint.writing import index_of, shards_of
-from growkit.families.model import Model
+from growkit.model.checkpoint.folder import SINGLE, Folder
+from growkit.model.checkpoint.format import Format, Output
+from growkit.model.checkpoint.layout import Arranged
+from growkit.model.checkpoint.weight_file import StoredWeights, open_weights
+from growkit.model.checkpoint.writing import index_of, shards_of
+from growkit.model.model import Model
 
 
 class Transformers(Format):

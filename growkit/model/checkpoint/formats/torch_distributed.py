@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
-from growkit.checkpoint.distributed_file import (
+from growkit.model.checkpoint.distributed_file import (
     LIST,
     DistributedFile,
     Listed,
@@ -14,10 +14,10 @@ from growkit.checkpoint.distributed_file import (
     list_of,
     read_list,
 )
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import Format, Output
-from growkit.checkpoint.layout import Arranged
-from growkit.families.model import Model
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.format import Format, Output
+from growkit.model.checkpoint.layout import Arranged
+from growkit.model.model import Model
 
 OPTIMIZER = ("optim", "state.", "param_groups.")
 """Beginnings of the names of an optimizer's state, or of its flat entries."""

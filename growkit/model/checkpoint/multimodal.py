@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config
-from growkit.checkpoint.reading import Checkpoint, View
+from growkit.model.checkpoint.reading import Checkpoint, View
 
 PREFIXES = {
     "language_model.": "",

@@ -26,9 +26,9 @@ from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
 from growkit.base.tensors import STORED_NAMES, TensorInfo, Weights, cut, full
 from growkit.base.torch_internals import fake_tensors, stored_dtypes, unpickled
-from growkit.checkpoint.folder import Folder, State, read, state_of
-from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.writing import Shard
+from growkit.model.checkpoint.folder import Folder, State, read, state_of
+from growkit.model.checkpoint.scratch import temporary
+from growkit.model.checkpoint.writing import Shard
 
 MAX_DIMENSIONS = 16
 MAX_SIZE = 1 << 62

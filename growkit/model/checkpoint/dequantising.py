@@ -16,7 +16,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, registered, torch
 from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.reading import NARROWEST, Checkpoint, View, check_finite
+from growkit.model.checkpoint.reading import NARROWEST, Checkpoint, View, check_finite
 
 REMEDY = (
     "load the model with the library that quantised it, dequantise and save it there, and give "

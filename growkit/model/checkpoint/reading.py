@@ -26,20 +26,20 @@ from growkit.base.tensors import (
     widened,
 )
 from growkit.base.torch_internals import stored_dtypes
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.format import find_format, other_formats, refuse_followed
-from growkit.checkpoint.layout import Piece, arrange
-from growkit.checkpoint.publishing import write_json
-from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.weight_file import StoredWeights
-from growkit.checkpoint.writing import header_of
-from growkit.families.model import Derived, Model
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.format import find_format, other_formats, refuse_followed
+from growkit.model.checkpoint.layout import Piece, arrange
+from growkit.model.checkpoint.publishing import write_json
+from growkit.model.checkpoint.scratch import temporary
+from growkit.model.checkpoint.weight_file import StoredWeights
+from growkit.model.checkpoint.writing import header_of
+from growkit.model.model import Derived, Model
 
 
 class Checkpoint(Model):
     """A model folder, or a file with a whole model: a config, and tensors that are read on demand.
 
-    They have the names of transformers, whatever the format (``growkit.checkpoint.format``).
+    They have the names of transformers, whatever the format (``growkit.model.checkpoint.format``).
 
     Attributes:
         folder: path of the folder, or of the file.

@@ -21,9 +21,9 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import ANYWHERE, STORED_NAMES, TensorInfo, full
 from growkit.base.torch_internals import storage_info, stored_dtypes
-from growkit.checkpoint import weight_file
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.weight_file import (
+from growkit.model.checkpoint import weight_file
+from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.weight_file import (
     StoredWeights,
     TorchFile,
     WeightFile,
@@ -31,7 +31,7 @@ from growkit.checkpoint.weight_file import (
     plain_tensors,
     sizes,
 )
-from growkit.checkpoint.writing import Shard, divide
+from growkit.model.checkpoint.writing import Shard, divide
 
 MAX_BYTES = 1 << 25
 """Limit for the size of a list: a hundred thousand parts take half of it."""

@@ -1,6 +1,6 @@
 """Model families: tensor names and axes as data.
 
-Each YAML file of this package describes one family (``growkit.families.family_yaml``).
+Each YAML file of this package describes one family (``growkit.model.families.family_yaml``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+from growkit.base.axes import Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.lazy import registered
 from growkit.base.names import perhaps
 from growkit.base.tensors import QUANTISED, Config
-from growkit.families import family_parts
-from growkit.families.axes import Pattern, Role
-from growkit.families.family_parts import (
+from growkit.model.families import family_parts
+from growkit.model.families.family_parts import (
     DiffForm,
     Experts,
     Member,
@@ -28,7 +28,7 @@ from growkit.families.family_parts import (
     Without,
     component_of,
 )
-from growkit.families.family_yaml import read_description, read_shipped, shipped
+from growkit.model.families.family_yaml import read_description, read_shipped, shipped
 
 MAX_ROWS = 1 << 22
 """Limit for the rows or columns of a tensor, except for those of the vocabulary."""
@@ -391,7 +391,7 @@ def of_single_layers(config: Config) -> dict[int, Config]:
 
 
 def described(content: Any, where: str) -> Family:
-    """Make a family from its description; see ``growkit.families.family_yaml``.
+    """Make a family from its description; see ``growkit.model.families.family_yaml``.
 
     Args:
         content: content of the YAML file.

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, TypeGuard
 
+from growkit.base.axes import Dimension, Order, Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.names import nearest
 from growkit.base.parsing import ANY, check_kind
 from growkit.base.tensors import Config
-from growkit.families.axes import Dimension, Order, Pattern, Role
-from growkit.families.expressions import LAYER, Expression
+from growkit.model.families.expressions import LAYER, Expression
 
 When = Callable[[Config], bool]
 """A condition on a (completed) config."""
@@ -60,7 +60,7 @@ class Tensor:
     Attributes:
         name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``, with the
             placeholders ``{layer}`` and those of ``COUNTED``.
-        pattern: the axes that it reads and writes, in the notation of ``growkit.families.axes``.
+        pattern: the axes that it reads and writes, in the notation of ``growkit.base.axes``.
         conditions: conditions on the models, and on their layers, that have the tensor.
         canonical: for DIFF Transformers, its name in their own class, if that differs.
         order: the storage order of its rows, if it differs from the pattern.

@@ -28,9 +28,9 @@ from typing import Any
 from growkit.base.errors import InputError, PlaceError, plain
 from growkit.base.parsing import as_python_writes
 from growkit.base.units import size
-from growkit.checkpoint.folder import Folder, State, read_json, state_of
-from growkit.checkpoint.inputs import Identity, Inputs, below, identity
-from growkit.checkpoint.writing import flush, sha256
+from growkit.model.checkpoint.folder import Folder, State, read_json, state_of
+from growkit.model.checkpoint.inputs import Identity, Inputs, below, identity
+from growkit.model.checkpoint.writing import flush, sha256
 
 MANIFEST = "growkit.json"
 PARTIAL, EARLIER = "partial", "earlier"

@@ -1,1 +1,0 @@
-"""Formats of weights that growkit writes as well (``growkit.checkpoint.format``)."""

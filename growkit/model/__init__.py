@@ -1,0 +1,1 @@
+"""Models: their family as data, their files, and both as one value."""

@@ -1,0 +1,1 @@
+"""Formats of weights that growkit writes as well (``growkit.model.checkpoint.format``)."""
