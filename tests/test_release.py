@@ -59,6 +59,12 @@ def test_an_sdist_holds_what_tests_read(built: Path) -> None:
     assert {"LICENSE", "Makefile", "PKG-INFO"} <= names
 
 
+def test_the_site_lists_every_page() -> None:
+    _, _, nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")
+    pages = [str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")]
+    assert sorted(re.findall(r"\S+\.md$", nav, re.MULTILINE)) == sorted(pages)
+
+
 def test_the_version_stands_in_one_place() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?", growkit.__version__)
     assert versions()["growkit"] == growkit.__version__
