@@ -235,10 +235,8 @@ def a_few_tokens_may_choose_the_same_experts(tmp_path: Path) -> None:
 def the_order_of_heads_is_tried(tmp_path: Path) -> None:
     """Whether three matrices stand in each head or one behind the other, no shape says."""
     result = growkit.infer(random_model("gpt_neox", tmp_path / "source"))
-    others = [each for evidence in result["tensors"] for each in evidence["others"]]
     assert result["sure"]
-    assert any("three.heads.head_dim" in each for each in others)
-    assert "tried; by its shape also" in result["yaml"]
+    assert re.search(r"# tried; by its shape also .*three\.heads\.head_dim", result["yaml"])
 
 
 @pytest.mark.sampled(1)

@@ -38,7 +38,7 @@ from growkit.engine.user_family import described_family
 from growkit.extras.family_inference.classes import ModelClass
 from growkit.extras.family_inference.faults import layer_at_fault
 from growkit.extras.family_inference.proposing import Proposal, choices, number
-from growkit.extras.family_inference.results.inference_result import Evidence, Inference, Trial
+from growkit.extras.family_inference.results.inference_result import Inference, Trial
 from growkit.extras.family_inference.tracing import see
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import report_faults, temporary
@@ -91,7 +91,8 @@ def infer(folder: str | Path) -> Inference:
         folder: folder of the model, or its name on the Hub; only headers are read.
 
     Raises:
-        InputError: transformers has no such class, or parts of it cannot be described.
+        InputError: transformers has no such class, parts of it cannot be described, or tensors are
+            not those of the class.
     """
     outer = find(folder).whole()
     checkpoint = inside(outer) or outer
@@ -102,16 +103,18 @@ def infer(folder: str | Path) -> Inference:
             f"{len(checkpoint.tensors)} tensors; correct it, or add what is missing"
         )
     inferred = inferred_family(checkpoint.config, str(checkpoint.folder / "config.json"))
+    unused_tensors(checkpoint, described(inferred.description, "the inferred family"))
     result = Inference(
         model_class=inferred.asked.name,
         family=deepcopy(inferred.description),
-        tensors=_evidence(checkpoint, inferred.description, inferred.ways),
         trials=inferred.trials,
         tried=inferred.tried,
         sure=any(trial.exact for trial in inferred.trials) and "fixed" not in inferred.description,
         yaml="",
     )
-    result["yaml"] = "".join(f"{line}\n" for line in (*_head(result), *_body(result)))
+    result["yaml"] = "".join(
+        f"{line}\n" for line in (*_head(result), *_body(result, inferred.ways))
+    )
     return result
 
 
@@ -269,37 +272,6 @@ def _badness(trial: Trial) -> float:
     return float("inf") if trial["error"] is None else float(trial["error"])
 
 
-def _evidence(
-    checkpoint: Checkpoint, description: Mapping[str, Any], ways: Mapping[str, list[str]]
-) -> list[Evidence]:
-    """The evidence for each pattern from the sizes in the checkpoint alone.
-
-    Raises:
-        InputError: a tensor is missing, or has another shape than the class would have it.
-    """
-    family = described(description, "the inferred family")
-    unused_tensors(checkpoint, family)
-    sizes = family.sizes(checkpoint.config)
-    every = (
-        dimension for p in family.patterns(checkpoint.config).values() for dimension in p.dimensions
-    )
-    forms = {str(dimension): dimension.size(sizes) for dimension in every}
-    evidence = []
-    for name, entry in each_entry(description["tensors"], "pattern"):
-        kinds = [patterns for kind, patterns in ways.items() if kind.rpartition("#")[0] == name]
-        said = str(entry["pattern"])
-        numbers = [dimension.size(sizes) for dimension in Pattern.parse(said).dimensions]
-        evidence.append(
-            Evidence(
-                tensor=name,
-                pattern=said,
-                by_number=[[f for f, size in forms.items() if size == n] for n in numbers],
-                others=[p for patterns in kinds if said in patterns for p in patterns if p != said],
-            )
-        )
-    return evidence
-
-
 @dataclass(frozen=True)
 class SmallModel:
     """A small random model of a class, to try growths.
@@ -440,7 +412,7 @@ def _alters(model: Model, ids: torch.Tensor) -> bool:
     return False
 
 
-# The description as YAML, with the evidence in comments.
+# The description as YAML, with what was tried in comments.
 
 
 def _head(inference: Inference) -> Iterator[str]:
@@ -471,27 +443,23 @@ def _verdict(inference: Inference) -> str:
     return "Sure of what may grow; what is fixed below depends on something that is not described."
 
 
-def _body(inference: Inference) -> Iterator[str]:
-    evidence = {entry["tensor"]: entry for entry in inference["tensors"]}
+def _body(inference: Inference, ways: Mapping[str, list[str]]) -> Iterator[str]:
     for key, value in inference["family"].items():
         if not isinstance(value, Mapping):
             yield f"{key}: {_inline(value)}"
             continue
         yield f"{key}:" if value else f"{key}: {{}}"
         for name, entry in value.items():
-            why = f"  # {_why(evidence[name])}" if key == "tensors" else ""
+            others = _others(name, entry, ways) if key == "tensors" else ()
+            why = f"  # tried; by its shape also {' or '.join(others)}" if others else ""
             yield f"  {_inline(name)}: {_inline(entry)}{why}"
 
 
-def _why(evidence: Evidence) -> str:
-    """The certainty of a pattern, from the checkpoint's sizes and from the class."""
-    if evidence["others"]:
-        return f"tried; by its shape also {' or '.join(evidence['others'])}"
-    open_ones = [forms for forms in evidence["by_number"] if len(forms) > 1]
-    if not open_ones:
-        return "its numbers are those of nothing else"
-    could = "; ".join(dict.fromkeys(" or ".join(forms) for forms in open_ones))
-    return f"its class says so; by its numbers {could}"
+def _others(name: str, entry: Any, ways: Mapping[str, list[str]]) -> list[str]:
+    """The other patterns that the class allows for a tensor."""
+    said = {str(form["pattern"]) for _, form in each_entry({name: entry}, "pattern")}
+    known = [of for kind, of in ways.items() if kind.rpartition("#")[0] == name and said & {*of}]
+    return [pattern for patterns in known for pattern in patterns if pattern not in said]
 
 
 def _inline(value: Any) -> str:

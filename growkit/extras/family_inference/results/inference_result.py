@@ -1,4 +1,4 @@
-"""Results of inference: a family, with the evidence for it."""
+"""Results of inference: a family, with the growths that were tried."""
 
 from typing import Any
 
@@ -36,38 +36,20 @@ class Trial(Result):
         return self["error"] is not None and not self.exact
 
 
-class Evidence(Result):
-    """The evidence for a tensor's pattern.
-
-    Attributes:
-        tensor: name of the tensor.
-        pattern: the axes that it reads and writes.
-        by_number: candidates for each dimension, from its length in the checkpoint alone.
-        others: other patterns that the class allows.
-    """
-
-    tensor: str
-    pattern: str
-    by_number: list[list[str]]
-    others: list[str]
-
-
 class Inference(Result):
     """A family that was inferred, as ``growkit inspect --infer --json`` prints it.
 
     Attributes:
         model_class: name of the transformers class.
         family: the description, as ``growkit.grow`` takes it.
-        tensors: the evidence for every pattern.
         trials: trial growths of small random models with this description.
         tried: number of descriptions that were tried.
         sure: whether every trial growth computes the same function.
-        yaml: the description as a file, with the evidence in comments.
+        yaml: the description as a file, with what was tried in comments.
     """
 
     model_class: str
     family: dict[str, Any]
-    tensors: list[Evidence]
     trials: list[Trial]
     tried: int
     sure: bool
