@@ -32,15 +32,15 @@ from growkit.extras.optimizer.param_groups import (
     ParamGroup,
     class_updates,
 )
-from growkit.extras.optimizer.schedule import grown_schedule, holds_schedule
+from growkit.extras.optimizer.schedule import grown_schedule
 from growkit.extras.optimizer.state import MUON, ORDERS, STEP, State, TargetState, open_state
-from growkit.model.checkpoint.reading import Checkpoint, outlined
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.writing import Hashes, write_shards
 from growkit.model.model import Model
 from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Computed, Constant
-from growkit.planning.updates import Law, law_of
+from growkit.planning.updates import Law
 from growkit.results.growth_result import OptimizerResult
 
 COMPUTED_TENSOR = "there are no moments for a computed tensor"
@@ -69,8 +69,7 @@ class Optimizer:
         bytes: approximate size of the grown state.
 
     Raises:
-        InputError: see ``open_state``; or transformers has no class for the source; or a schedule
-            in the state has learning rates that cannot be scaled, or other groups.
+        InputError: see ``open_state``; or transformers has no class for the source.
     """
 
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage) -> None:
@@ -83,10 +82,6 @@ class Optimizer:
         kinds = {name.rpartition(".")[2]: info.dtype for name, info in headers.items()}
         elements = tensors.total_parameters(lineage.target.tensors)
         self.bytes = sum(elements * tensors.FLOAT_BYTES[dtype] for dtype in kinds.values())
-        if holds_schedule(self.state.schedules):
-            target = lineage.target
-            with outlined(target, target.config) as outline:  # refuses rates that cannot be scaled
-                self.grown(outline, law_of(lineage)).schedules()
 
     @property
     def warnings(self) -> list[str]:
@@ -213,15 +208,10 @@ class GrownState(TargetState):
         self._fixed = Planned(state.numbers, Plan({}, tuple(self._rules())))
 
     def schedules(self) -> dict[str, Any]:
-        """Grow the schedules in the state, by their names in ``State.schedules``.
-
-        Raises:
-            InputError: see ``grown_schedule``.
-        """
-        count, schedules = len(self.state.groups), self.state.schedules.items()
+        """Grow the schedules in the state, by their names in ``State.schedules``."""
         return {
-            where: grown_schedule(schedule, where, count, self.groups)
-            for where, schedule in schedules
+            name: grown_schedule(schedule, self.groups)
+            for name, schedule in self.state.schedules.items()
         }
 
     def _rules(self) -> Iterator[Rule]:

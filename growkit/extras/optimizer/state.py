@@ -97,7 +97,8 @@ class State:
         write: writes a state that was grown from this one into the folder of its model, block by
             block; called with the state, the folder, and a function that writes shards.
         beside: other files of the training run in the same folder, with the action for each.
-        schedules: contents that may hold schedules, by file or folder.
+        schedules: schedules of the rates, by file or the prefix of their entries; see
+            ``growkit.extras.optimizer.schedule.read_schedule``.
         assumed: the assumed order of parameters; empty if the files have their names.
     """
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from growkit.base.errors import InputError
 from growkit.base.torch_internals import tree_map
 from growkit.extras.optimizer.param_groups import Parameters, ParamGroup
-from growkit.extras.optimizer.schedule import GROUP_KEYS, holds_schedule
+from growkit.extras.optimizer.schedule import LEFT, is_schedule, read_schedule
 from growkit.extras.optimizer.state import (
     CARRIED,
     NO_MOMENTS,
@@ -89,11 +89,7 @@ def _open(path: Path, parameters: Parameters) -> State:
         )
     groups = _numbered(options) if numbered else _groups(options, parameters)
     carried, becomes = _carried(folder, others, parameters)
-    schedules = _schedules(path, carried, groups)
-    for parent, kept in schedules.items():
-        becomes[f"{parent}{min(kept)}".partition(".")[0]] = SCALED
-        for key in kept:
-            del carried[f"{parent}{key}"]
+    schedules = _take_schedules(path, carried, becomes, groups)
     names = {LIST} | {part.file for listing in listed.values() for part in listing.parts}
     return State(
         FORMAT,
@@ -102,9 +98,9 @@ def _open(path: Path, parameters: Parameters) -> State:
         groups,
         steps,
         DistributedFile(folder, tensors),
-        partial(_write, path, befores.pop(), numbered, carried),
+        partial(_write, path, befores.pop(), numbered, carried, list(schedules)),
         becomes,
-        {str(path): schedules} if schedules else {},
+        schedules,
     )
 
 
@@ -152,24 +148,32 @@ def _carried(
     return values, becomes
 
 
-def _schedules(
-    path: Path, values: Mapping[str, Any], groups: Sequence[ParamGroup]
+def _take_schedules(
+    path: Path, values: dict[str, Any], becomes: dict[str, str], groups: Sequence[ParamGroup]
 ) -> dict[str, dict[str, Any]]:
-    """Entries that belong to schedules, by the prefix of their names.
+    """Remove the entries of schedules; return those that grow, by the prefix of their names.
 
     Raises:
         InputError: groups have different rates, and their order is unknown.
     """
     schedules: dict[str, dict[str, Any]] = {}
+    by_parent: dict[str, dict[str, Any]] = {}
     for entry, value in values.items():
         before, dot, key = entry.rpartition(".")
-        schedules.setdefault(before + dot, {})[key] = value
-    schedules = {parent: kept for parent, kept in schedules.items() if holds_schedule(kept)}
-    for parent, kept in schedules.items():
-        for key in GROUP_KEYS & kept.keys():
-            option = {"base_lrs": "initial_lr", "_last_lr": "lr"}.get(key, key)
-            own, of_groups = kept[key], [group.options.get(option) for group in groups]
-            if isinstance(own, list) and any(value != own[0] for value in own) and own != of_groups:
+        by_parent.setdefault(before + dot, {})[key] = value
+    for parent, kept in by_parent.items():
+        if not is_schedule(kept):
+            continue
+        for key in kept:
+            del values[f"{parent}{key}"]
+        known = read_schedule(kept, str(path), len(groups))
+        becomes[f"{parent}{min(kept)}".partition(".")[0]] = SCALED if known else LEFT
+        if known is None:
+            continue
+        schedules[parent] = known
+        for key, option in (("base_lrs", "initial_lr"), ("_last_lr", "lr")):
+            own, of_groups = known[key], [group.options.get(option) for group in groups]
+            if any(value != own[0] for value in own) and own != of_groups:
                 raise InputError(
                     f"{parent}{key} in {path} differs between groups, whose order torch does not "
                     "keep; save the schedule elsewhere, with the names of the parameters"
@@ -207,6 +211,7 @@ def _write(
     before: str,
     numbered: bool,
     carried: Mapping[str, Any],
+    parents: Sequence[str],
     grown: TargetState,
     folder: Path,
     save: Save,
@@ -218,6 +223,7 @@ def _write(
         before: prefix of the names of entries.
         numbered: whether groups have numbers.
         carried: values of entries that belong neither to the optimizer nor to a schedule.
+        parents: prefixes of the entries of schedules.
         grown: see ``State.write``.
         folder: see ``State.write``.
         save: see ``State.write``.
@@ -232,10 +238,8 @@ def _write(
         for owner in [number] if numbered else group.parameters:
             for key, value in options.items():
                 values[f"{before}param_groups.{owner}.{key}"] = value
-    schedules = grown.schedules().get(str(source), {})
-    values |= {
-        f"{parent}{key}": of for parent in schedules for key, of in schedules[parent].items()
-    }
+    schedules = grown.schedules()
+    values |= {f"{parent}{key}": of for parent in parents for key, of in schedules[parent].items()}
     names = {f"{before}state.{key}": key for key in grown.tensors}
     distributed_file.write_list(shards, subfolder, names, values, partial(_path, before, numbered))
 

@@ -19,7 +19,7 @@ from growkit.base.errors import InputError
 from growkit.base.torch_internals import tree_flatten, tree_unflatten
 from growkit.extras.optimizer.formats import dcp as distributed
 from growkit.extras.optimizer.param_groups import Parameters, ParamGroup, class_name
-from growkit.extras.optimizer.schedule import holds_schedule
+from growkit.extras.optimizer.schedule import LEFT, read_schedule
 from growkit.extras.optimizer.state import (
     CARRIED,
     NO_MOMENTS,
@@ -60,12 +60,6 @@ BECOMES = {
 }
 """Actions for the files next to ``optimizer.pt``."""
 
-WITHOUT_RATES = (
-    "carried over; it holds no rates, so create its scheduler with rates multiplied like those of "
-    "the groups"
-)
-"""Action for a schedule that is a function."""
-
 HIDDEN = "matrices between embedding and head"
 """Matrices that Muon trains, in the description of an order."""
 
@@ -93,7 +87,7 @@ def _open(path: Path, parameters: Parameters) -> State:
     becomes = {name: BECOMES[name] for name in BECOMES if name in names}
     carried = [name for name in names if name not in (NAME, BIN, *BECOMES) and "/" not in name]
     becomes |= dict.fromkeys(carried, CARRIED)
-    schedules = _check_rest(folder, becomes, carried)
+    schedules = _check_rest(folder, becomes, carried, len(state.groups))
     return replace(
         state,
         files=(*state.files, *(path / name for name in becomes if name != CODE)),
@@ -158,7 +152,9 @@ def _with_numbers(select: Select, content: Any) -> Any:
     return tree_unflatten(leaves, structure)
 
 
-def _check_rest(folder: Folder, becomes: dict[str, str], carried: Sequence[str]) -> dict[str, Any]:
+def _check_rest(
+    folder: Folder, becomes: dict[str, str], carried: Sequence[str], groups: int
+) -> dict[str, Any]:
     """Refuse damaged files and code next to a state; return the schedule by its file."""
     from transformers.trainer_pt_utils import safe_globals
 
@@ -171,9 +167,11 @@ def _check_rest(folder: Folder, becomes: dict[str, str], carried: Sequence[str])
         return {}
     schedule, select = open_saved(folder, SCHEDULE, KIND)
     select(_no_tensors)
-    if not holds_schedule(schedule):
-        becomes[SCHEDULE] = WITHOUT_RATES
-    return {str(folder.path / SCHEDULE): schedule}
+    known = read_schedule(schedule, str(folder.path / SCHEDULE), groups)
+    if known is None:
+        becomes[SCHEDULE] = LEFT
+        return {}
+    return {SCHEDULE: known}
 
 
 def _no_tensors(content: Any) -> dict[str, Tensor]:
@@ -211,7 +209,7 @@ def _write_folder(
         save: see ``State.write``.
     """
     write(grown, folder, save)
-    if schedule := grown.schedules().get(str(source.path / SCHEDULE)):
+    if schedule := grown.schedules().get(SCHEDULE):
         with (folder / SCHEDULE).open("wb") as stream:
             save_archive(schedule, stream)
     for name in carried:
