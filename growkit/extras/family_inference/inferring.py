@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import yaml
 
-from growkit.base.axes import Pattern
 from growkit.base.errors import InputError, foreign, reason, system_error
 from growkit.base.lazy import usual_torch
 from growkit.base.tensors import Config
