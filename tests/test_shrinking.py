@@ -1,6 +1,7 @@
 """Growth that is undone: the same bits as long as nothing was trained, else the nearest model."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from random import Random
@@ -164,6 +165,30 @@ def test_parts_that_change_nothing_are_left_out(kind: str, seed: int, tmp_path: 
     assert not growkit.verify(deeper, out, QUICK)["kept"]
     command = ("shrink", out, tmp_path / "no", "--method", "unused")
     assert "nothing can be left out" in refusal(*command)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(
+    "kind", ["deepseek_v3", "flex_olmo", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen3_moe"]
+)
+def test_equal_experts_are_merged(kind: str, seed: int, tmp_path: Path) -> None:
+    choose, source, grown, out = seeded(seed), *(tmp_path / name for name in ("s", "g", "o"))
+    config = CONFIGS[kind](choose) | {"n_group": 1, "topk_group": 1} | {"hidden_size": 72}
+    save_lively(source, kind, config, seed, torch.float32)
+    options = {"method": "experts", "experts": choose.choice(["x2", "x4"]), "symmetry": "keep"}
+    growkit.grow(source, grown, verify=False, **options)
+    (grown / "growkit.json").unlink()
+    result = growkit.shrink(grown, out, method="unused", verify=QUICK)
+    assert (result["kept"], result["promise"]) == (True, "exact")
+    assert relative_error(source, out) < 1e-12
+    assert_same_model(source, out)
+    with edit_weights(grown) as weights:  # one copy of one expert differs
+        last = re.compile(r"(experts.*down_proj|w2|output_linear).*")
+        name = choose.choice([name for name in sorted(weights) if last.search(name)])
+        weights[name].view(-1)[0] += 1
+    refused = refusal("shrink", grown, tmp_path / "no", "--method", "unused")
+    assert "have no common divisor" in refused
 
 
 def test_what_is_shrunk_is_proved(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from tests.conftest import (
 
 QUICK = growkit.Settings(prompts=2, length=24)
 CORPUS = [*held_out_text().split("\n\n"), "naïve café — 数字, and so on and on", "x + y = 42 " * 9]
-DOCUMENTS = [*CORPUS[:3], *CORPUS[-2:]]
+DOCUMENTS = [*CORPUS[:3], *CORPUS[-2:], "    indented, and so on "]
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
 SIZE = 400
 
@@ -74,6 +74,15 @@ def byte_fallback() -> Tokenizer:
     return made
 
 
+def with_affixes(**affixes: str) -> Tokenizer:
+    """BPE that marks pieces inside of words, or at their ends, as CLIP has it."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", **affixes))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    learn = trainers.BpeTrainer(vocab_size=SIZE, special_tokens=SPECIAL, **affixes)
+    made.train_from_iterator(CORPUS, learn)
+    return made
+
+
 def unigram() -> Tokenizer:
     made = Tokenizer(models.Unigram())
     made.normalizer, made.pre_tokenizer = normalizers.NFKC(), SPACES
@@ -99,6 +108,8 @@ def word_piece() -> Tokenizer:
 TOKENIZERS = {
     "bpe": byte_level,
     "byte-fallback": byte_fallback,
+    "bpe-prefix": lambda: with_affixes(continuing_subword_prefix="##"),
+    "bpe-suffix": lambda: with_affixes(end_of_word_suffix="</w>"),
     "unigram": unigram,
     "word-piece": word_piece,
     "tiktoken": lambda: byte_level(ignore_merges=True),
@@ -108,6 +119,8 @@ TOKENIZERS = {
 CLASSES = {
     "bpe": "GPT2Tokenizer",
     "byte-fallback": "LlamaTokenizer",
+    "bpe-prefix": "PreTrainedTokenizerFast",
+    "bpe-suffix": "PreTrainedTokenizerFast",
     "unigram": "XLMRobertaTokenizer",
     "word-piece": "BertTokenizer",
     "tiktoken": "PreTrainedTokenizerFast",
@@ -126,10 +139,20 @@ def with_tokenizer(folder: Path, kind: str, *, tied: bool = False) -> Path:
     del ids["unk_token_id"]
     count = made.get_vocab_size() + 8  # rows without a token
     save_model(folder, "llama", vocab_size=count, tie_word_embeddings=tied, **ids)
-    GenerationConfig(**ids | {"eos_token_id": [ids["eos_token_id"], 7]}).save_pretrained(folder)
+    ends = [ids["eos_token_id"], SIZE - 9]  # a token that takes merges
+    GenerationConfig(**ids | {"eos_token_id": ends}).save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=made, **tokens).save_pretrained(folder)
     with edit_json(folder / "tokenizer_config.json") as settings:
         settings["tokenizer_class"] = CLASSES[kind]
+    return folder
+
+
+def with_token_beyond(folder: Path) -> Path:
+    """As in Gemma 3 for text, a token is added for which the model has no row."""
+    with edit_json(folder / "tokenizer.json") as tokenizer:
+        tokenizer["added_tokens"].append(
+            tokenizer["added_tokens"][-1] | {"id": 999, "content": "<image>"}
+        )
     return folder
 
 
@@ -175,7 +198,7 @@ def test_what_is_left_keeps_its_logits_and_its_pieces(kind: str, tmp_path: Path)
 def trimmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model, and the same with the tokens alone that some documents use."""
     place = tmp_path_factory.mktemp("vocabulary")
-    source, text = with_tokenizer(place / "source", "bpe"), place / "text"
+    source, text = with_token_beyond(with_tokenizer(place / "source", "bpe")), place / "text"
     text.write_text("<|endoftext|>".join(DOCUMENTS), "utf-8")
     result = growkit.shrink(source, place / "out", vocab_of=text, verify=QUICK)
     assert "of its softmax" in result["verification"]["reason"]

@@ -169,17 +169,22 @@ def read_text(path: str, max_bytes: int = MAX_TEXT) -> bytes:
     return content
 
 
-def documents(content: bytes) -> list[str]:
-    """Split a text into documents, and long documents into parts, at spaces if possible."""
+def documents(content: bytes, *, strip: bool = True) -> list[str]:
+    """Split a text into documents, and long documents into parts, at spaces if possible.
+
+    Args:
+        content: the text, in UTF-8.
+        strip: whether spaces around parts are left out.
+    """
     parts: list[str] = []
     for document in content.decode("utf-8").split(DOCUMENT_SEPARATOR):
-        stripped, start = document.strip(), 0
+        stripped, start = document.strip() if strip else document, 0
         while len(stripped) - start > LONGEST_DOCUMENT:
             limit = start + LONGEST_DOCUMENT
             end = stripped.rfind(" ", start + LONGEST_DOCUMENT // 2, limit)
             parts.append(stripped[start : end if end >= 0 else limit])
             start += len(parts[-1])
-            while stripped[start].isspace():
+            while strip and stripped[start].isspace():
                 start += 1
         parts.append(stripped[start:])
     return [part for part in parts if part]

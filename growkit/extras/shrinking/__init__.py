@@ -1,1 +1,1 @@
-"""Smaller models: a growth is undone, or tokens are left out."""
+"""Smaller models: a growth is undone, or what is unused, or tokens, are left out."""

@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-ID_KEYS = re.compile(r".*token_(ids?|index)|(begin_)?suppress_tokens|bad_words_ids")
+ID_KEYS = re.compile(
+    r".*token_(ids?|index)|(begin_)?suppress_tokens|(bad|force)_words_ids|sequence_bias"
+)
 """Keys of settings that hold ids of tokens."""
 
 

@@ -81,17 +81,19 @@ def needed(content: Content, used: Collection[int]) -> set[int]:
         used: ids of the tokens.
 
     Returns:
-        The ids of these tokens, of those on the way to them, of special and unknown ones, and of
-        what stands for single bytes.
+        The ids of these tokens, of those on the way to them, of added and unknown ones, of those
+        that are put around texts, and of what stands for single bytes.
     """
     ids, model = ids_by_token(content), content["model"]
     kept = {*used, *(token["id"] for token in content["added_tokens"])}
-    by_bytes = '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
+    kept |= {*_ids_of_step(content.get("post_processor"))}
+    steps = [content.get(step) for step in ("normalizer", "pre_tokenizer", "decoder")]
+    by_bytes = '"ByteLevel"' in json.dumps(steps)
     kept |= {
         number
         for token, number in ids.items()
         if BYTE.fullmatch(token)
-        or (by_bytes and len(token) == 1)
+        or (by_bytes and len(_letters(token, model)) == 1)
         or token == model.get("unk_token")
     }
     if _kind(content) == "Unigram":
@@ -101,9 +103,8 @@ def needed(content: Content, used: Collection[int]) -> set[int]:
     if _kind(content) == "BPE":
         names = {number: token for token, number in ids.items()}
         ranks = {pair: rank for rank, pair in enumerate(_merges(model))}
-        prefix = model.get("continuing_subword_prefix") or ""
         for number in [*kept]:
-            pieces = _on_the_way(names.get(number, ""), ranks, prefix)
+            pieces = _on_the_way(names.get(number, ""), ranks, model)
             kept |= {ids[piece] for piece in pieces if piece in ids}
     return kept
 
@@ -115,9 +116,23 @@ def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield first, second
 
 
-def _on_the_way(token: str, ranks: Mapping[tuple[str, str], int], prefix: str) -> set[str]:
+def _letters(token: str, model: Mapping[str, Any]) -> list[str]:
+    """The pieces from which merges begin; a prefix or suffix marks those in a word, or its end."""
+    prefix = model.get("continuing_subword_prefix") or ""
+    suffix = model.get("end_of_word_suffix") or ""
+    inside = len(token) > len(prefix) and token.startswith(prefix)
+    rest = token.removeprefix(prefix) if inside else token
+    ends = len(rest) > len(suffix) and rest.endswith(suffix)
+    rest = rest.removesuffix(suffix) if ends else rest
+    letters = [prefix + letter if at or inside else letter for at, letter in enumerate(rest)]
+    return [*letters[:-1], letters[-1] + suffix] if ends else letters
+
+
+def _on_the_way(
+    token: str, ranks: Mapping[tuple[str, str], int], model: Mapping[str, Any]
+) -> set[str]:
     """The pieces that are merged into a token."""
-    pieces = [letter if not at else prefix + letter for at, letter in enumerate(token)]
+    pieces, prefix = _letters(token, model), model.get("continuing_subword_prefix") or ""
     passed = {*pieces}
     while True:
         pairs = [*pairwise(pieces)]
@@ -129,14 +144,20 @@ def _on_the_way(token: str, ranks: Mapping[tuple[str, str], int], prefix: str) -
         passed.add(pieces[at])
 
 
+def new_ids(content: Content, kept: Sequence[int]) -> dict[int, int]:
+    """New ids by old ones: the indices of kept ones; added tokens without a row come behind."""
+    added = {token["id"] for token in content["added_tokens"]}
+    return {number: at for at, number in enumerate([*kept, *sorted(added.difference(kept))])}
+
+
 def trimmed(content: Content, kept: Sequence[int]) -> Content:
     """The tokenizer with some of its tokens alone.
 
     Args:
         content: the tokenizer.
-        kept: the ids of these tokens, in ascending order; each gets its index as its new id.
+        kept: the ids of these tokens, in ascending order; see ``new_ids``.
     """
-    new = {number: index for index, number in enumerate(kept)}
+    new = new_ids(content, kept)
     model = KINDS[_kind(content)](content["model"], new)
     added = [{**token, "id": new[token["id"]]} for token in content["added_tokens"]]
     content = {**content, "model": model, "added_tokens": added}
@@ -183,11 +204,23 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[int, int]], Content]] = {
 """The kinds of vocabularies, and how each is trimmed."""
 
 
+def _ids_of_step(step: Any) -> Iterator[int]:
+    """The ids of tokens that a step after encoding names."""
+    match step:
+        case [str(), int(number)]:
+            yield number
+        case {"tokens": list(), "ids": list(numbers)}:
+            yield from numbers
+        case dict() | list():
+            for value in step.values() if isinstance(step, dict) else step:
+                yield from _ids_of_step(value)
+
+
 def _renumbered(step: Any, ids: Mapping[str, int]) -> Any:
     """A step after encoding with the new ids of the tokens that it names."""
     match step:
         case [str(token), int()]:
-            return [token, ids.get(token, 0)]
+            return [token, ids[token]]
         case {"tokens": list(tokens), "ids": list()}:
             return {**step, "ids": [ids[token] for token in tokens]}
         case dict():
@@ -205,7 +238,7 @@ def write_trimmed(folder: Folder, content: Content, kept: Sequence[int]) -> None
         content: the tokenizer as it was.
         kept: see ``trimmed``.
     """
-    new = {number: index for index, number in enumerate(kept)}
+    new = new_ids(content, kept)
     for name in folder.names():
         if is_of_tokenizer(name) and not matches(name, HELD):
             (folder.path / name).unlink()

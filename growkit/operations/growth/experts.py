@@ -262,7 +262,7 @@ class _Copying:
                 used.
         """
         every, nothing = self.members, (None, None)
-        with_experts = (m for m in every if (expert_of(m), _along_experts(m)) != nothing)
+        with_experts = (m for m in every if (expert_of(m), along_experts(m)) != nothing)
         layers = sorted({member.layer for member in with_experts if member.layer is not None})
         if not layers:
             raise InputError(f"no layer of {self._source.where()} has experts to copy")
@@ -299,7 +299,7 @@ class _Copying:
         parting, expert, copies = splits, expert_of(place), self.count // self.present
         times = 1 / self.weight
         why = f"copies of experts, times {times:g} and split" if parting else "copies of experts"
-        of, rows, copy, at = place.name, order, 0, _along_experts(place)
+        of, rows, copy, at = place.name, order, 0, along_experts(place)
         if expert is not None:
             of = place.tensor.name.format(layer=place.layer, expert=order[expert])
             copy, every = order[:expert].count(order[expert]), order.count(order[expert])
@@ -346,7 +346,7 @@ class _Copying:
         weight = f"{place.name.removesuffix('bias')}weight"
         stored = self._source.tensors.get(place.name)  # a missing one is reported by the plan
         per_expert = stored is not None and prod(stored.shape) == self.present
-        along = per_expert and _along_experts(place) is not None
+        along = per_expert and along_experts(place) is not None
         return along and weight not in self._source.tensors
 
 
@@ -491,7 +491,7 @@ def expert_of(member: Member) -> int | None:
     return member.number if member.tensor.counts == EXPERTS else None
 
 
-def _along_experts(member: Member) -> int | None:
+def along_experts(member: Member) -> int | None:
     """The dimension of a tensor that has a coordinate for each expert; None if there is none."""
     every = enumerate(member.pattern.dimensions)
     return next((at for at, dimension in every if dimension.axes == {EXPERTS}), None)

@@ -1,8 +1,9 @@
-"""Parts that change nothing: layers that return their input, and hidden units that nothing reads.
+"""Parts that change nothing: idle layers, repeated experts, and hidden units that nothing reads.
 
-Growth, also by other software, leaves such parts: layers whose last matrices are zero (LLaMA Pro,
-arXiv 2401.02415), and units of the MLP with zeros in its last matrix. All layers have the same
-number of units, so as many are left out of each as can be left out of all.
+Growth, also by other software, leaves such parts: layers that return their input, as their last
+matrices are zero (LLaMA Pro, arXiv 2401.02415), copies of experts, and units of the MLP with zeros
+in its last matrix. All layers have the same number of units, so as many are left out of each as can
+be left out of all.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from growkit.base.axes import Role
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
+from growkit.extras.shrinking.equal_experts import merged_experts
 from growkit.extras.shrinking.selecting import Selected
 from growkit.model.model import Model
 from growkit.operations.growth.depth import HANDING_ON, Layer, plan_layers
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, Planned
+from growkit.planning.router_ties import lost_in_ties
 from growkit.planning.transforms import Kept, Transform
 
 FFN = "ffn"
@@ -29,19 +32,26 @@ class Unused(Operation):
 
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        plans, warnings, where = list[Plan](), list[str](), source.where()
+        plans, warnings, lost, where = list[Plan](), list[str](), "", source.where()
         if idle := {*_idle_layers(source)}:
             order = [Layer(of) for of in range(source.sizes["layers"]) if of not in idle]
             plan, warnings = plan_layers(source, [order], {"blocks": "stack"}, seed)
             plans, source = [plan], Planned(source, plan)
+        merging, equal = merged_experts(source)
+        if merging and source.family.experts:
+            lost = lost_in_ties(source, source.family.experts, "experts", "equal ones")
+            plans, source = [*plans, merging], Planned(source, merging)
         if units := _unread_units(source):
             plans.append(_without_units(source, units))
         if not plans:
             raise InputError(
-                f"no layer of {where} returns its input, and some layer reads all of its hidden "
-                "units, so nothing can be left out; choose --method undo or vocabulary"
+                f"no layer of {where} returns its input, {equal or 'no experts are equal'}, and "
+                "some layer reads all of its hidden units, so nothing can be left out; choose "
+                "--method undo or vocabulary"
             )
-        return Change(plans, warnings=warnings)
+        warnings = [*warnings, *filter(None, [equal])]
+        promise = "bounded" if lost else "exact"
+        return Change(plans, promise, lost, by_ties=bool(lost), warnings=warnings)
 
 
 def _idle_layers(source: Model) -> Iterator[int]:

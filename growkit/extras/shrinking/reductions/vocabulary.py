@@ -19,6 +19,7 @@ from growkit.extras.shrinking.tokenizer import (
     Content,
     ids_by_token,
     needed,
+    new_ids,
     read_tokenizer,
     write_trimmed,
 )
@@ -66,7 +67,7 @@ class Trim(Operation):
             f"{old - len(kept)} of {old} tokens no longer share the softmax: logits of the "
             f"{len(kept)} others stay, their probabilities do not"
         )
-        warnings = _differences(folder, tokens, documents)
+        warnings = _differences(folder, tokens, new_ids(content, kept), documents)
         ids = ",".join(_ranges(kept))
         settled = {VOCAB.name: None, VOCAB_OF.name: None, IDS.name: ids}
         return Change([plan], lost=lost, settled=settled, warnings=warnings)
@@ -75,7 +76,7 @@ class Trim(Operation):
 def _documents(text: str) -> list[str]:
     from growkit.engine.prompts import documents, read_text  # imports torch
 
-    return documents(read_text(text, MAX_TEXT))
+    return documents(read_text(text, MAX_TEXT), strip=False)
 
 
 def _tokens_to_keep(
@@ -100,10 +101,9 @@ def _tokens_to_keep(
         used |= {*_named(options[VOCAB.name], ids_by_token(content))}
     for document in documents:
         used |= {*ids_of(tokenizer, document)}
-    kept = needed(content, used)
     settings = folder.json(GENERATION) if folder.has(GENERATION) else {}
-    kept |= {number for of in (source.config, settings) for number in ids_in(of) if number >= 0}
-    return sorted(number for number in kept if number < count)
+    used |= {number for of in (source.config, settings) for number in ids_in(of) if number >= 0}
+    return sorted(number for number in needed(content, used) if number < count)
 
 
 def _named(file: str, ids: Mapping[str, int]) -> list[int]:
@@ -122,8 +122,8 @@ def _named(file: str, ids: Mapping[str, int]) -> list[int]:
 def _numbers(text: str, count: int) -> Iterator[int]:
     """Read ids, e.g. ``0-258,300``."""
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        last = last or first
+        first, dash, last = part.partition("-")
+        last = last if dash else first
         if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < count):
             raise InputError(
                 f"ids has {part!r}; numbers below {count} and ranges of them were expected, such "
@@ -153,7 +153,9 @@ def _plan(source: Model, tokens: Tokens) -> Plan:
     return Plan.checked(source, resized, transforms, tokens=tokens)
 
 
-def _differences(folder: Folder, tokens: Tokens, documents: Sequence[str]) -> list[str]:
+def _differences(
+    folder: Folder, tokens: Tokens, new: Mapping[int, int], documents: Sequence[str]
+) -> list[str]:
     """Say which parts of a text are encoded in other pieces than before; empty for none."""
     from growkit.engine.prompts import ids_of, load_tokenizer  # imports torch
 
@@ -166,8 +168,7 @@ def _differences(folder: Folder, tokens: Tokens, documents: Sequence[str]) -> li
         return [
             document
             for document in documents
-            if ids_of(before, document)
-            != [tokens.kept[number] for number in ids_of(after, document)]
+            if [new[number] for number in ids_of(before, document)] != ids_of(after, document)
         ]
 
     other = in_temporary("tokenizer", compare)
