@@ -34,6 +34,14 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": coin},
     "mistral": {"sliding_window": None},
     "qwen2": {"use_sliding_window": False},
+    "qwen3": {"use_sliding_window": False, "attention_bias": coin},
+    "granite": {
+        **{"attention_bias": coin, "mlp_bias": coin},
+        "attention_multiplier": one_of(0.5, 0.3, 1 / 64),
+        "embedding_multiplier": one_of(1.0, 12.0),
+        "residual_multiplier": one_of(1.0, 0.22),
+        "logits_scaling": one_of(1.0, 8.0, 13.0),
+    },
 }
 
 ROPES: list[dict[str, Any]] = listed("upgrades", "ropes")
@@ -66,19 +74,24 @@ def grouped_query(kind: str, choose: Random) -> dict[str, Any]:
 DEEPER = GrowStep("depth", {"layers": "x2"})
 
 UPGRADES = {
-    "mla": ("deepseek_v3", ["self_attn.kv_a_proj_with_mqa.bias", "self_attn.kv_b_proj.weight"]),
-    "hybrid": ("falcon_h1", ["self_attn.o_proj.weight", "mamba.out_proj.weight"]),
-    "hyper-connections": ("hyper_llama", ["attn_hc.base", "ffn_hc.base", "mlp.up_proj.weight"]),
+    "mla": (["deepseek_v3", "latent_granite"], ["self_attn.kv_a_proj_with_mqa.bias", "self_attn.kv_b_proj.weight"]),
+    "hybrid": (["falcon_h1"], ["self_attn.o_proj.weight", "mamba.out_proj.weight"]),
+    "hyper-connections": (["hyper_llama"], ["attn_hc.base", "ffn_hc.base", "mlp.up_proj.weight"]),
 }
-"""By name, the class and tensors whose faults must be noticed."""
+"""By name, the classes and tensors whose faults must be noticed."""
 
 
-PAIRS = [(upgrade, kind) for upgrade in UPGRADES for kind in SWITCHES]
+SOURCES = {
+    "mla": [*SWITCHES],
+    "hybrid": ["llama", "mistral", "qwen2", "granite"],
+    "hyper-connections": ["llama", "mistral", "mixtral", "qwen2"],
+}
+PAIRS = [(upgrade, kind) for upgrade, kinds in SOURCES.items() for kind in kinds]
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(200))
-@pytest.mark.parametrize(("upgrade", "kind"), [*PAIRS, ("hyper-connections", "mixtral")])
+@pytest.mark.parametrize(("upgrade", "kind"), PAIRS)
 def test_an_upgrade_changes_nothing_and_learns(
     upgrade: str, kind: str, seed: int, tmp_path: Path
 ) -> None:
@@ -90,14 +103,17 @@ def test_an_upgrade_changes_nothing_and_learns(
             rope = spelled.pop("rope_parameters")
             spelled["rope_theta"] = rope.pop("rope_theta")
             spelled["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+    if "use_sliding_window" in config:
+        with edit_json(source / "config.json") as spelled:
+            spelled["sliding_window"] = 8  # which the class ignores, and files often have
     converted = growkit.convert(source, out, upgrade, verify=QUICK)
     assert converted["kept"], converted["verification"]["reason"]
     assert converted["promise"] == "exact"
     assert relative_error(source, out) < 1e-12
     keys = [json.loads((folder / "config.json").read_text()) for folder in (source, out)]
     assert ("rope_parameters" in keys[0]) == ("rope_parameters" in keys[1])
-    model, (model_type, faults) = load_strict(out), UPGRADES[upgrade]
-    assert model.config.model_type == model_type
+    model, (model_types, faults) = load_strict(out), UPGRADES[upgrade]
+    assert model.config.model_type in model_types
     ids = torch.randint(29, (2, 24), generator=torch.Generator().manual_seed(seed))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with strict_float64():

@@ -48,6 +48,9 @@ def rewrite(
     unread = "the new attention does not use it"
     return Plan.checked(source, config, transforms, family, unread, **more)
 
+UNUSED_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
+"""Keys that a class without windows does not know, but of which transformers' caches read one."""
+
 
 def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
     """Find the class to which a conversion takes a model (``Family.upgrades``).
@@ -78,6 +81,7 @@ def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
                 f"config.json in {source.where()} has layers of type {', '.join(sorted(others))}, "
                 f"which {target.one} cannot have; only one with full attention can become one"
             )
+        config = {key: value for key, value in config.items() if key not in UNUSED_WINDOWS}
     return target, config
 
 

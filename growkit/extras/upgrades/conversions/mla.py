@@ -12,6 +12,8 @@ arXiv 2405.04434, section 2.1). Here, with g key-value heads of width d:
   values are: they change the mean by less than 2^-60 of their own mean square. The norm's weight
   2^30 takes this back without rounding. By Lagrange's theorem, four constants are enough.
 - If queries have biases, they go through a latent of their own, in the same way.
+- Multipliers and norms of heads stay, in a class of growkit's own; norms keep latents from being
+  compressed.
 
 Everything but the constants trains at the source's scale from the first step on.
 
@@ -75,9 +77,18 @@ class LatentAttention(Operation):
         target, config = upgraded(source, self.name)
         _check_dtype(source)
         sizes = source.family.sizes(source.config)
-        biased = any(name.endswith("self_attn.q_proj.bias") for name in source.tensors)
-        heads = LatentHeads(source, sizes["heads"], sizes["kv_heads"], sizes["head_dim"], biased)
+        biased, normed = (
+            any(name.endswith(f"self_attn.{part}") for name in source.tensors)
+            for part in ("q_proj.bias", "q_norm.weight")
+        )
+        counts = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
+        heads = LatentHeads(source, *counts, biased, normed)
         if "rank" in options:
+            if normed:
+                raise InputError(
+                    f"{source.where()} has a norm of every key head, so that latents cannot hold "
+                    "less than all of it; leave out rank"
+                )
             return _compressed(heads, target, config, options)
         if options:
             raise InputError(f"{next(iter(options))} needs a rank; leave it out, or give one")
@@ -87,9 +98,11 @@ class LatentAttention(Operation):
 def _rewritten(heads: LatentHeads, target: Family, config: Config, **more: Any) -> Plan:
     config = {key: value for key, value in config.items() if key not in REPLACED}
     config |= heads.config()
-    completed = target.complete(config)
-    dense = max(completed["first_k_dense_replace"], completed["num_hidden_layers"])
-    config["first_k_dense_replace"] = dense
+    dense = "first_k_dense_replace"
+    if dense in target.defaults:
+        completed = target.complete(config)
+        config[dense] = max(completed[dense], completed["num_hidden_layers"])
+        config["num_nextn_predict_layers"] = 0
     divergence = "latents are new"
     return rewrite(heads.source, target, config, heads.transform, divergence=divergence, **more)
 
@@ -102,7 +115,7 @@ def _compressed(
     search = LatentSearch(source, shape, layers, 1, options)
     way, tried = search.settle()
     compressed = Compressed(
-        source, heads.heads, heads.kv_heads, heads.width, heads.biased, search, way
+        source, heads.heads, heads.kv_heads, heads.width, heads.biased, False, search, way
     )
     checks = tuple(map(compressed.check, range(layers)))
     plan = _rewritten(compressed, target, config, checks=checks)
@@ -140,6 +153,7 @@ class LatentHeads:
         kv_heads: number of KV heads.
         width: of a head.
         biased: whether queries have biases.
+        normed: whether query and key heads have norms.
     """
 
     source: Model
@@ -147,6 +161,7 @@ class LatentHeads:
     kv_heads: int
     width: int
     biased: bool
+    normed: bool
 
     @property
     def latent(self) -> int:
@@ -184,7 +199,7 @@ class LatentHeads:
             "v_head_dim": self.width,
             "attention_bias": True,
             "rope_interleave": False,
-            "num_nextn_predict_layers": 0,
+            **({"rotary_heads": self.kv_heads} if self.normed else {}),
             **_rope(self.source, self.width, self.frequencies, self.unrotated),
         }
 
@@ -227,6 +242,10 @@ class LatentHeads:
         if module == "q_proj":
             maps = partial(row_maps, self.source.tensors[member.name].shape, self.query_rows)
             return Mapped(member.name, maps, "zeros outside the KV head of each head")
+        if module in ("q_norm", "k_norm"):
+            rows = tuple(row % self.width for row in self.key_rows)
+            maps = partial(row_maps, self.source.tensors[member.name].shape, rows)
+            return Mapped(member.name, maps, "for each KV head")
         if module in placed:
             ones = partial(_ones, placed[module], info)
             return Computed((), "ones at the places of the heads", ones, dtype=info.dtype)
@@ -461,6 +480,9 @@ def _rope(source: Model, width: int, frequencies: Sequence[int], unrotated: int)
         short, long = [*rotary.short], [*rotary.long]
         factor, original = rotary.factor, rotary.original
     base = {"rope_theta": 1.0}
+    scale = float(unrotated + 2 * len(frequencies))
+    if "attention_multiplier" not in source.family.defaults:
+        scale /= width
     scaling = {
         "rope_type": "longrope",
         "short_factor": [short[pair] for pair in frequencies],
@@ -468,7 +490,7 @@ def _rope(source: Model, width: int, frequencies: Sequence[int], unrotated: int)
         "attention_factor": factor,
         "original_max_position_embeddings": original,
         "factor": math.e,
-        "mscale_all_dim": 10 * (((unrotated + 2 * len(frequencies)) / width) ** 0.25 - 1),
+        "mscale_all_dim": 10 * (scale**0.25 - 1),
     }
     if "rope_parameters" in source.config:
         return {"rope_parameters": base | scaling}

@@ -1,24 +1,51 @@
-"""The transformers model with several residual streams.
+"""Models of growkit's own, a package each.
 
-Its files are copied next to the weights; they do not import growkit.
+Their files are copied next to the weights; they do not import growkit.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from growkit.planning.own_class import code_in, register_classes
+from growkit.base.errors import InputError
+from growkit.families.family import shipped_family
+from growkit.families.model import Model
+from growkit.planning.own_class import OwnClass, code_in, register_classes
+from growkit.planning.plan import Plan
 
-MODEL_TYPE = "hyper_llama"
-ARCHITECTURE = "HyperLlamaForCausalLM"
-AUTO_MAP = {
-    "AutoConfig": "configuration_hyper_llama.HyperLlamaConfig",
-    "AutoModel": "modeling_hyper_llama.HyperLlamaModel",
-    "AutoModelForCausalLM": f"modeling_hyper_llama.{ARCHITECTURE}",
-}
-"""The ``auto_map`` of ``config.json``: where transformers finds the classes in a folder."""
 
-model_code = partial(code_in, Path(__file__).parent)
-"""Gives the model's files, by name, which belong next to the weights in a folder."""
+def own_class(model_type: str, prefix: str) -> OwnClass:
+    """The class whose files are in the package here that is named as its type.
 
-register = partial(register_classes, MODEL_TYPE, AUTO_MAP, __name__)
-"""Registers the model with transformers' auto classes, so that no folder needs its code."""
+    Args:
+        model_type: the type of its models.
+        prefix: what the names of its classes begin with.
+    """
+    head = f"modeling_{model_type}.{prefix}ForCausalLM"
+    auto_map = {
+        "AutoConfig": f"configuration_{model_type}.{prefix}Config",
+        "AutoModel": f"modeling_{model_type}.{prefix}Model",
+        "AutoModelForCausalLM": head,
+    }
+    package = f"{__name__}.{model_type}"
+    family = replace(
+        shipped_family(model_type),
+        architecture=head.rpartition(".")[-1],
+        loads_with=(
+            "transformers 5.24 or later with trust_remote_code=True (the code is next to the "
+            "weights)"
+        ),
+        auto_map=auto_map,
+        code=partial(code_in, Path(__file__).parent / model_type),
+    )
+
+    def refuse(model: Model) -> Plan:
+        raise InputError(f"{model.where()} does not run as {family.one}")
+
+    return OwnClass(
+        family=family,
+        register=partial(register_classes, model_type, auto_map, package),
+        runs=lambda of: False,
+        config=lambda config, where: config,
+        plan=refuse,
+    )
