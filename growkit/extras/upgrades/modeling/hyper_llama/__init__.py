@@ -1,0 +1,1 @@
+"""Llama with several residual streams."""

@@ -1,0 +1,1 @@
+"""Granite with multi-head latent attention."""
