@@ -48,8 +48,9 @@ def rewrite(
     unread = "the new attention does not use it"
     return Plan.checked(source, config, transforms, family, unread, **more)
 
-UNUSED_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
-"""Keys that a class without windows does not know, but of which transformers' caches read one."""
+
+OF_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+"""Keys that a class without windows does not know, but of which transformers' caches read some."""
 
 
 def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
@@ -75,13 +76,13 @@ def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
     target, without = by_kind[kind]
     config = config_with(source, target, without)
     if "layer_types" not in target.defaults:
-        others = {*(config.pop("layer_types", None) or ())} - {"full_attention"}
+        others = {*(source.complete.get("layer_types") or ())} - {"full_attention"}
         if others:
             raise InputError(
                 f"config.json in {source.where()} has layers of type {', '.join(sorted(others))}, "
                 f"which {target.one} cannot have; only one with full attention can become one"
             )
-        config = {key: value for key, value in config.items() if key not in UNUSED_WINDOWS}
+        config = {key: value for key, value in config.items() if key not in OF_WINDOWS}
     return target, config
 
 

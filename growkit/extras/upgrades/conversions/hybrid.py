@@ -3,7 +3,7 @@
 The mixer starts as Mamba-2 does (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060), but for
 its last projection, which is zero, so that it adds nothing at first. That projection trains from
 the first step on, what is before it from the second. The class is Falcon-H1's ("Falcon-H1",
-arXiv 2507.22448), with all multipliers 1.
+arXiv 2507.22448), with multipliers as the source has them, or 1.
 """
 
 from __future__ import annotations
@@ -50,17 +50,15 @@ SETTINGS: Config = {
     "projectors_bias": False,
     "mamba_rms_norm": False,
     "mamba_norm_before_gate": True,
-    "embedding_multiplier": 1.0,
-    "lm_head_multiplier": 1.0,
-    "key_multiplier": 1.0,
     "attention_in_multiplier": 1.0,
-    "attention_out_multiplier": 1.0,
     "ssm_in_multiplier": 1.0,
     "ssm_out_multiplier": 1.0,
     "ssm_multipliers": [1.0] * 5,
-    "mlp_multipliers": [1.0] * 2,
 }
 """Settings of the class, all written out, since other software has other defaults for them."""
+
+UNKNOWN = ("residual_multiplier", "attention_multiplier", "logits_scaling")
+"""Multipliers of Granite that the class has under other names."""
 
 RENAMED = {
     ".feed_forward.": ".mlp.",
@@ -88,7 +86,9 @@ class ParallelMixer(Operation):
                 f"mixer_heads {heads} does not divide hidden {hidden} of {source.where()}; choose "
                 "a divisor"
             )
-        config |= SETTINGS | {
+        config = {key: value for key, value in config.items() if key not in UNKNOWN}
+        config |= SETTINGS | _multipliers(source.complete, sizes["head_dim"])
+        config |= {
             "mamba_d_ssm": hidden,
             "mamba_n_heads": heads,
             "mamba_d_head": hidden // heads,
@@ -107,6 +107,19 @@ class ParallelMixer(Operation):
         plan = rewrite(source, target, config, special)
         waits = {name for name in plan.by_target if ".mamba." in name and ".out_proj." not in name}
         return Change([replace(plan, waits=frozenset(waits))])
+
+
+def _multipliers(config: Config, width: int) -> Config:
+    """The multipliers of a model, as those of the class; of what it has none, 1."""
+    root = width**0.5
+    residual = config.get("residual_multiplier", 1.0)
+    return {
+        "embedding_multiplier": config.get("embedding_multiplier", 1.0),
+        "lm_head_multiplier": 1 / config.get("logits_scaling", 1.0),
+        "key_multiplier": config.get("attention_multiplier", 1 / root) * root,
+        "attention_out_multiplier": residual,
+        "mlp_multipliers": [1.0, residual],
+    }
 
 
 OPERATION = ParallelMixer()

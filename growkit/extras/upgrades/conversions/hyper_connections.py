@@ -56,9 +56,9 @@ class HyperConnections(Operation):
         """See ``growkit.planning.operation.Operation``."""
         target, config = upgraded(source, self.name)
         streams = int(options[STREAMS.name])
-        biased = any(name.endswith("q_proj.bias") for name in source.tensors)
         config |= {
-            "attention_bias": biased,
+            "attention_bias": any(name.endswith("q_proj.bias") for name in source.tensors),
+            "use_qk_norm": any(name.endswith("q_norm.weight") for name in source.tensors),
             "hc_mult": streams,
             "hc_sinkhorn_iters": 20,
             "hc_eps": 0.0,

@@ -13,6 +13,7 @@ class HyperLlamaConfig(LlamaConfig):
         hc_sinkhorn_iters: number of steps that make the matrix that mixes streams doubly
             stochastic.
         hc_eps: number added in these steps, and to the weights with which streams are read.
+        use_qk_norm: whether attention is Qwen3's, with norms of query and key heads.
         num_local_experts: number of experts in place of every MLP; 0 for MLPs.
         num_experts_per_tok: number of experts that a token goes through.
         router_jitter_noise: size of the noise on the input of experts in training.
@@ -25,6 +26,7 @@ class HyperLlamaConfig(LlamaConfig):
     hc_mult: int = 4
     hc_sinkhorn_iters: int = 20
     hc_eps: float = 0.0
+    use_qk_norm: bool = False
     num_local_experts: int = 0
     num_experts_per_tok: int = 2
     router_jitter_noise: float = 0.0

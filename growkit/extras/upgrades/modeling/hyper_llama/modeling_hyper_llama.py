@@ -1,7 +1,7 @@
 """Llama with several residual streams, mixed by the hyper-connections of DeepSeek-V4.
 
-Attention and MLP are Llama's, experts in place of the MLP are Mixtral's, and the mixing is
-DeepSeek-V4's ("mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880). States between
+Attention is Llama's or Qwen3's, the MLP is Llama's, experts in its place are Mixtral's, and the
+mixing is DeepSeek-V4's ("mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880). States between
 layers are [batch, tokens, streams, hidden].
 """
 
@@ -17,13 +17,18 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
     DeepseekV4HyperConnection,
     DeepseekV4HyperHead,
 )
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaModel,
+)
 from transformers.models.mixtral.modeling_mixtral import (
     MixtralExperts,
     MixtralForCausalLM,
     MixtralSparseMoeBlock,
     MixtralTopKRouter,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -57,6 +62,9 @@ class HyperLlamaDecoderLayer(LlamaDecoderLayer):
     def __init__(self, config: HyperLlamaConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         mixing: Any = config
+        if config.use_qk_norm:
+            attention: Any = Qwen3Attention(mixing, layer_idx)
+            self.self_attn = attention
         if config.num_local_experts:
             experts: Any = MixtralSparseMoeBlock(mixing)
             self.mlp = experts
@@ -92,7 +100,7 @@ class HyperLlamaModel(_WithExperts, LlamaModel):
     config_class = HyperLlamaConfig
     _no_split_modules = ["HyperLlamaDecoderLayer"]  # noqa: RUF012
     _can_record_outputs = {  # noqa: RUF012
-        **LlamaModel._can_record_outputs,
+        "attentions": [LlamaAttention, Qwen3Attention],
         "hidden_states": HyperLlamaDecoderLayer,
         "router_logits": OutputRecorder(MixtralTopKRouter, index=0),
     }
