@@ -4,16 +4,21 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
+from growkit.extras.upgrades.modeling.latent_granite.modeling_latent_granite import (
+    LatentGraniteHeadNorm,
+)
 from tests.conftest import (
     distance,
     edit_json,
@@ -76,7 +81,10 @@ def grouped_query(kind: str, choose: Random) -> dict[str, Any]:
 DEEPER = GrowStep("depth", {"layers": "x2"})
 
 UPGRADES = {
-    "mla": (["deepseek_v3", "latent_granite"], ["self_attn.kv_a_proj_with_mqa.bias", "self_attn.kv_b_proj.weight"]),
+    "mla": (
+        ["deepseek_v3", "latent_granite"],
+        ["self_attn.kv_a_proj_with_mqa.bias", "self_attn.kv_b_proj.weight"],
+    ),
     "hybrid": (["falcon_h1"], ["self_attn.o_proj.weight", "mamba.out_proj.weight"]),
     "hyper-connections": (["hyper_llama"], ["attn_hc.base", "ffn_hc.base", "mlp.up_proj.weight"]),
 }
@@ -335,3 +343,26 @@ def test_streams_that_have_parted_compute_what_the_formulas_say(
     )
     growkit.grow(out, tmp_path / "wider", hidden="x2", verify=False)
     assert relative_error(out, tmp_path / "wider") < 1e-12
+
+
+def test_latent_attention_is_that_of_deepseek_with_norms_as_in_qwen3(tmp_path: Path) -> None:
+    sizes = {"num_key_value_heads": 3, "q_lora_rank": 6, "kv_lora_rank": 5, "v_head_dim": 8}
+    sizes |= {"qk_rope_head_dim": 12, "qk_nope_head_dim": 4, "first_k_dense_replace": 2}
+    config = SIZES | sizes | {"num_attention_heads": 3, "hidden_size": 12, "intermediate_size": 12}
+    theirs = save_random(tmp_path / "theirs", CONFIG_MAPPING["deepseek_v3"](**config), 0)
+    ours = copytree(theirs, tmp_path / "ours")
+    with edit_json(ours / "config.json") as written:
+        written |= {"model_type": "latent_granite", "architectures": ["LatentGraniteForCausalLM"]}
+    growkit.grow(ours, tmp_path / "wider", hidden="x2", verify=False)
+    assert relative_error(theirs, tmp_path / "wider") < 1e-12
+    rows, weight = torch.randn(5, 12), torch.randn(12)
+
+    def by_head(halves: torch.Tensor) -> torch.Tensor:
+        return halves.unflatten(-1, (2, 3, 2)).transpose(-3, -2).flatten(-2)
+
+    for heads, inputs in ((3, rows), (1, rows * torch.tensor([0, 0, 1, 1, 0, 0]).repeat(2))):
+        norm = LatentGraniteHeadNorm(12, heads, 4, 1e-6)
+        norm.weight.data.copy_(weight)
+        expected = Qwen3RMSNorm(4)(by_head(inputs)) * by_head(weight)
+        assert torch.allclose(by_head(norm(inputs)), expected, atol=1e-5)
+        assert not torch.allclose(by_head(norm(inputs * 0.9 + 0.1)), expected, atol=1e-5)

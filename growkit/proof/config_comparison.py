@@ -261,6 +261,7 @@ def judge(checkpoint: Checkpoint, *, is_target: bool = False) -> Shown:
             weights = copy(class_weights(checkpoint))
             weights.config = loading(checkpoint).config
             if key:
+                value = list(value) if isinstance(value, tuple) else value
                 weights.config = with_value(weights.config, key, value)
             call = Call(question(checkpoint).call.ids[:2])
             return Layerwise(weights, torch.float64, CPU).logits(call)[1]
@@ -268,7 +269,9 @@ def judge(checkpoint: Checkpoint, *, is_target: bool = False) -> Shown:
 
     def shown(key: str, was: Any, now: Any) -> bool | None:
         own, value = second_token("", None), was if is_target else now
-        if own is None or not isinstance(value, bool | int | float | str):
+        if isinstance(value, list) and all(isinstance(factor, float) for factor in value):
+            value = tuple(value)  # which the cache can hash
+        if own is None or not isinstance(value, bool | int | float | str | tuple):
             return False
         other = second_token(key, value)
         return None if other is None else not within(error_of(other, own), UNAFFECTED)

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from growkit.base.errors import InputError
-from growkit.families.family import shipped_family
-from growkit.families.model import Model
+from growkit.model.families.family import shipped_family
+from growkit.model.model import Model
 from growkit.planning.own_class import OwnClass, code_in, register_classes
 from growkit.planning.plan import Plan
 
