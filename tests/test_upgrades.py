@@ -43,7 +43,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
     "qwen3": {"use_sliding_window": False, "attention_bias": coin},
     "granite": {
-        **{"attention_bias": coin, "mlp_bias": coin},
+        "attention_bias": coin,
+        "mlp_bias": coin,
         "attention_multiplier": one_of(0.5, 0.3, 1 / 64),
         "embedding_multiplier": one_of(1.0, 12.0),
         "residual_multiplier": one_of(1.0, 0.22),

@@ -1,8 +1,8 @@
 """Llama with several residual streams, mixed by the hyper-connections of DeepSeek-V4.
 
 Attention is Llama's or Qwen3's, the MLP is Llama's, experts in its place are Mixtral's, and the
-mixing is DeepSeek-V4's ("mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880). States between
-layers are [batch, tokens, streams, hidden].
+mixing is DeepSeek-V4's ("mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880). States
+between layers are [batch, tokens, streams, hidden].
 """
 
 from typing import Any
