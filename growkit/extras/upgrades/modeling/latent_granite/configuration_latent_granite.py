@@ -38,7 +38,7 @@ class LatentGraniteConfig(GraniteConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs.pop("head_dim", None)
-        super().__post_init__(**kwargs)
+        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
         self.head_dim = self.qk_rope_head_dim  # what rotary embeddings look for
 
 

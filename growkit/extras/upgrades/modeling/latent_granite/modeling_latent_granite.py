@@ -44,8 +44,9 @@ class LatentGraniteHeadNorm(nn.Module):
         """Norm the last dimension."""
         by_head = rows.to(torch.float32).unflatten(-1, (2, self.heads, -1))
         squares = by_head.pow(2).sum((-3, -1), keepdim=True) / self.width
-        normed = (by_head * torch.rsqrt(squares + self.eps)).flatten(-3)
-        return self.weight * normed.to(rows.dtype)
+        by_head = by_head * torch.rsqrt(squares + self.eps)
+        normed: Tensor = self.weight * by_head.flatten(-3).to(rows.dtype)
+        return normed
 
 
 class LatentGraniteAttention(DeepseekV3Attention):
@@ -56,7 +57,8 @@ class LatentGraniteAttention(DeepseekV3Attention):
         super().__init__(latent, layer_idx)
         self.scaling *= config.attention_multiplier
         size, heads = config.qk_rope_head_dim, config.rotary_heads
-        self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
         if heads is not None:
             width, eps = size // heads, config.rms_norm_eps
             self.q_norm = LatentGraniteHeadNorm(size, 1, width, eps)
@@ -73,9 +75,9 @@ class LatentGraniteAttention(DeepseekV3Attention):
         """Run the attention; see ``DeepseekV3Attention.forward``."""
         batch, tokens, _ = hidden_states.shape
         if self.q_lora_rank is None:
-            queries = self.q_proj(hidden_states)
+            queries = self.q_proj(hidden_states)  # type: ignore[misc]
         else:
-            queries = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
+            queries = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))  # type: ignore[misc]
         queries = queries.view(batch, tokens, -1, self.qk_head_dim).transpose(1, 2)
         unrotated, queries = queries.split([self.qk_nope_head_dim, self.qk_rope_head_dim], -1)
         down = self.kv_a_proj_with_mqa(hidden_states).unsqueeze(1)
