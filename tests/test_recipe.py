@@ -20,7 +20,9 @@ from growkit.planning.recipe import (
     shipped_recipe,
     shipped_recipes,
 )
+from tests import motif3_reference
 from tests.conftest import cli, with_tokenizer
+from tests.test_motif3 import random_model
 
 Make = Callable[..., Path]
 GOOD = """
@@ -57,12 +59,16 @@ def test_every_shipped_recipe_runs(name: str, make: Make, tmp_path: Path) -> Non
     assert file.read_text().startswith("# ")
     differential = "diff" in name and "softmax" not in name
     kind = "diffllama" if differential else KINDS.get(name, "llama")
-    source = make(kind, rms_norm_eps=1e-5)
+    if "motif-3" in name:
+        source = random_model(tmp_path / "source", motif3_reference.TINY)
+    else:
+        source = make(kind, rms_norm_eps=1e-5)
     if name == "undo-growth":
         small, source = source, tmp_path / "grown"
         growkit.grow(small, source, hidden="x2", verify=False)
     recipe = load_recipe(file, str(source), str(tmp_path / "out"))
-    result = growkit.run(recipe)
+    assert recipe.verify == Settings(prompts=8, length=512, seed=0)
+    result = growkit.run(replace(recipe, verify=Settings(prompts=2, length=64)))
     assert result["kept"] is True
 
 
