@@ -96,17 +96,16 @@ def test_fewer_tokens_than_inputs(tokens: int, rank: int) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [1, 3, OUTPUTS])
 @pytest.mark.parametrize("weigh", [False, True])
-def test_a_search_never_loses(weigh: bool, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it is stopped; nor does any of a batch, one of which needs no search at all."""
+def test_turns_never_lose(weigh: bool, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many; nor does any of a batch, one of which needs none."""
     inputs, weights = read(200), random(3, 4, INPUTS, OUTPUTS)
     weights[1] = weights[1, 0]
     moment = inputs.T @ inputs if weigh else None
     rests = weights - weights.mean(1, keepdim=True)
     start = torch.linalg.svdvals(inputs @ rests if weigh else rests)[..., rank:].square()
-    for steps in (1, 3, 20, 5000):
-        monkeypatch.setattr(low_rank, "MAX_STEPS", steps)
+    for turns in (1, 3, 20, low_rank.TURNS):
+        monkeypatch.setattr(low_rank, "TURNS", turns)
         found = share(weights, rank, moment)
-        assert found.steps <= steps
         left = rest_of(weights, found)
         size = (weighted(left, inputs) if weigh else left.square().sum((-1, -2))).sum(-1)
         noise = 1e-13 * spread(weights, moment)[0]

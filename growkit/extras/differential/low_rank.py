@@ -5,7 +5,8 @@ minus their updates, and the residual is ½ ‖D - (A₁B₁ᵀ - A₂B₂ᵀ)�
 of two rank-r updates can be any matrix of rank 2r, so the optimum is the singular value
 decomposition of D, truncated at 2r and divided between the two; the residual is ½ Σ_{i>2r} σᵢ².
 
-For more than two matrices there is no closed form: ``best_move`` searches for the base.
+For more than two matrices there is no closed form: from their mean, the base and the updates are
+improved by turns.
 
 Where the matrices differ by less than the rank, A is random and B is zero, as in LoRA (Hu et al.,
 arXiv 2106.09685): zeros in both would never get a gradient.
@@ -28,20 +29,9 @@ from growkit.algebra.splits import noise
 from growkit.base.lazy import Tensor, np, torch
 from growkit.results.proof_result import MAX_VALUES, Spectrum
 
-MAX_STEPS = 5000
-CONVERGED = 1e-10
-"""Smallest gain of a step, as a part of the mean's residual; a search ends below it."""
-
-MOVED = 1e-3
-"""Penalty for a base that moves as far as the matrices are from their mean, as a part of the mean's
-residual: enough for a search to end, and too little to lose anything
-(``docs/explanation/numerics.md``)."""
-
-REMEMBERED = 30
-"""Number of steps that L-BFGS remembers; each takes the memory of two bases."""
-
-SHOWN = 1e-12
-"""Smallest eigenvalue of a moment, as a part of its largest; smaller ones are raised to it."""
+TURNS = 200
+BEYOND = 1.9
+"""How far the base goes towards the best one for the updates; below 2, no turn loses anything."""
 
 WELL_CONDITIONED = 1e-4
 """Dᵀ D is accurate if its smallest eigenvalue is above this part of its largest: the squares of
@@ -61,14 +51,12 @@ class Shared:
         up: [..., members, outputs, rank], the B of every member.
         residual: squared Frobenius norm of the residual, [...]; weighted by a moment if one was
             given.
-        steps: largest number of steps of the searches for a base; 0 for the closed form.
     """
 
     base: Tensor
     down: Tensor
     up: Tensor
     residual: Tensor
-    steps: int = 0
 
 
 def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
@@ -81,8 +69,8 @@ def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
             tr Rᵀ C R, its mean square on such inputs. None for the Frobenius norm.
 
     Returns:
-        The optimum for two members, and the result of a search for more. Its residual is never
-        larger than with the mean as the base and the best update of each member.
+        The optimum for two members. For more, the residual is never larger than with the mean as
+        the base and the best update of each member.
     """
     mean = members.mean(-3)
     if members.shape[-3] == 2:
@@ -96,57 +84,15 @@ def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
         residual = values[..., 2 * rank :].square().sum(-1) / 2
         return Shared(mean, down.movedim(-1, -3), up.movedim(-1, -3), residual)
     rests = members - mean[..., None, :, :]
-    counted, back = _whitened(rests, moment)
-    moves = [best_move(group, rank) for group in counted.reshape(-1, *counted.shape[-3:])]
-    moved = back @ torch.stack([move for move, _ in moves]).view_as(mean)
-    spectra = [_right_vectors(rests - m[..., None, :, :], moment)[0] for m in (0 * moved, moved)]
-    before, after = (values[..., rank:].square().sum((-1, -2)) for values in spectra)
-    moved = moved.where((after < before)[..., None, None], 0)
+    moved = torch.zeros_like(mean)
+    for _ in range(TURNS):
+        left = rests - moved[..., None, :, :]
+        down, up, _ = truncated(left, rank, moment)
+        moved += BEYOND * (left - down @ up.transpose(-1, -2)).mean(-3)
     rests = rests - moved[..., None, :, :]
     down, up, _ = truncated(rests, rank, moment)
     residual = _size(rests - down @ up.transpose(-1, -2), moment).sum(-1)
-    return Shared(mean + moved, down, up, residual, max(steps for _, steps in moves))
-
-
-def best_move(rests: Tensor, rank: int) -> tuple[Tensor, int]:
-    """Search for the base; return its difference from the mean, and the number of steps.
-
-    Args:
-        rests: members minus their mean, [members, inputs, outputs], in float64.
-        rank: rank of the updates.
-    """
-    unit = rests.norm().clamp(min=torch.finfo(rests.dtype).tiny)
-    start = rests / unit
-    residual_of_mean = _residual(start, rank)
-    if not residual_of_mean > torch.finfo(rests.dtype).eps:  # zero, or mere rounding
-        return torch.zeros_like(rests[0]), 0
-    move = torch.zeros(rests.shape[1:], dtype=rests.dtype, device=rests.device, requires_grad=True)
-    search = torch.optim.LBFGS(
-        [move],
-        max_iter=MAX_STEPS,
-        history_size=REMEMBERED,
-        line_search_fn="strong_wolfe",
-        tolerance_grad=0,
-        tolerance_change=CONVERGED,
-    )
-
-    def cost() -> float:
-        search.zero_grad()
-        distance = len(rests) * move.square().sum()
-        total = _residual(start - move, rank) / residual_of_mean + MOVED * distance
-        total.backward()
-        return float(total.detach())
-
-    with torch.enable_grad():
-        search.step(cost)
-    return move.detach() * unit, search.state[move]["n_iter"]
-
-
-def _residual(rests: Tensor, rank: int) -> Tensor:
-    """Total residual of all rests after their best updates, with its derivative."""
-    squares = rests.transpose(-1, -2) @ rests
-    least: Tensor = torch.linalg.eigvalsh(squares)[..., : max(0, rests.shape[-1] - rank)]
-    return least.sum()
+    return Shared(mean + moved, down, up, residual)
 
 
 def spread(members: Tensor, moment: Tensor | None = None) -> Tensor:
@@ -207,16 +153,6 @@ def _right_vectors(matrix: Tensor, moment: Tensor | None) -> tuple[Tensor, Tenso
         _, exact, transposed = torch.linalg.svd(torch.linalg.qr(matrix[inaccurate], mode="r").R)
         values[inaccurate], right[inaccurate] = exact, transposed.transpose(-1, -2)
     return values, right
-
-
-def _whitened(rests: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Matrices whose Frobenius norm is the weighted size of the rests, and the inverse map."""
-    if moment is None:
-        return rests, torch.eye(rests.shape[-2], dtype=rests.dtype, device=rests.device)
-    values, vectors = torch.linalg.eigh(moment)
-    roots = values.clamp(min=SHOWN * values[-1]).sqrt()
-    roots = roots.where(roots > 0, 1)
-    return (vectors * roots).T @ rests, vectors / roots
 
 
 def _size(rest: Tensor, moment: Tensor | None) -> Tensor:
@@ -359,7 +295,7 @@ def judge_parts(
     The residual of a group must not exceed the optimum by more than rounding explains
     (``docs/explanation/numerics.md``). The optimum comes from torch's singular values, and not from
     ``share``, which is under proof. With more than two members the optimum is not known; the
-    residual with the mean as the base, from which the search begins, takes its place.
+    residual with the mean as the base, where the turns begin, takes its place.
 
     Args:
         module: name of the projection.
