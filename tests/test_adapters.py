@@ -146,6 +146,75 @@ def test_adapter_in_float8(tmp_path: Path) -> None:
     assert grown_error(source, adapter, tmp_path / "out", hidden="x2") < 1e-12
 
 
+MERGES: list[dict[str, Any]] = [
+    FEW,
+    {**ALL, "use_dora": True},
+    {**ALL, "use_rslora": True, "modules_to_save": ["norm"]},
+    {"target_modules": ["embed_tokens", "lm_head", "q_proj"]},
+    {
+        "kind": "IA3",
+        "target_modules": ["k_proj", "down_proj"],
+        "feedforward_modules": ["down_proj"],
+    },
+    {**EXPERTS, "target_modules": ["q_proj"]},
+]
+
+
+def merge(model: Path, adapter: Path, folder: Path, dtype: str) -> Path:
+    """As PEFT merges an adapter in a dtype."""
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+    peft.PeftModel.from_pretrained(loaded, adapter).merge_and_unload().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", range(len(MERGES)))
+def test_a_merged_adapter_is_proved(case: int, dtype: str, tmp_path: Path) -> None:
+    source = save_kind(
+        tmp_path / "first", "mixtral" if "target_parameters" in MERGES[case] else "llama"
+    )
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    model.save_pretrained(source := tmp_path / "source")
+    adapter = save_adapter(source, tmp_path / "adapter", **MERGES[case])
+    out = merge(source, adapter, tmp_path / "out", dtype)
+    result = growkit.verify(source, out, prompts=1, length=TOKENS, adapter=adapter)
+    assert result.verdict == "preserved"
+    assert f"weights, but for the rounding of {dtype}" in result.reason
+    assert not growkit.verify(source, out, prompts=1, length=TOKENS).kept
+
+
+WRONG_MERGES = {
+    "other": ({}, {}, "has another update than that of the adapter"),
+    "scale": ({}, {"lora_alpha": 16}, "has 0.5 times the update of the adapter"),
+    "layer": ({"layers_to_transform": [0]}, {}, "of layer 1 is not merged with the adapter"),
+    "none": (None, {}, "is the source's plus a matrix of rank 3 or less, as after a merged LoRA"),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", WRONG_MERGES)
+def test_a_wrong_merge_is_named(fault: str, dtype: str, tmp_path: Path) -> None:
+    merged, stated, told = WRONG_MERGES[fault]
+    source, adapter = save_kind(tmp_path / "first", "llama"), tmp_path / "adapter"
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    model.save_pretrained(source := tmp_path / "source")
+    save_adapter(source, adapter, **FEW, seed=int(fault == "other"))
+    config = adapter / "adapter_config.json"
+    with edit_json(config) as settings:
+        settings |= merged or {}
+    out = merge(source, adapter, tmp_path / "out", dtype)
+    shutil.rmtree(adapter)
+    save_adapter(source, adapter, **FEW)
+    with edit_json(config) as settings:
+        settings |= stated
+    given = None if merged is None else adapter
+    result = growkit.verify(source, out, prompts=1, length=TOKENS, adapter=given)
+    assert not result.kept
+    assert told in result.reason
+
+
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, its adapter, and both grown with a proof."""

@@ -210,7 +210,7 @@ def verify_command(
         None, "SRC's optimizer state, which was grown with OUT, for --steps.", "PATH"
     ),
     adapter: Path | None = cli.value(
-        None, "SRC's adapter, which was grown with OUT, to compare as well.", "PATH"
+        None, "SRC's adapter, which was grown with OUT or merged into it, to compare too.", "PATH"
     ),
     logits: list[Path] = cli.value(
         [], "Logits that another program computed; may be repeated.", "FILE"

@@ -49,7 +49,7 @@ def verify(
         optimizer: the source's optimizer state that was grown with the target, for ``steps``;
             None for the state in the source's folder, if the target was grown with one.
         adapter: the source's adapter that was grown with the target, to compare both models with
-            their adapters as well, in PEFT.
+            their adapters as well, in PEFT; or that was merged into the target's weights.
         logits: files of logits that other programs computed with the target, to compare with the
             source as well; see ``growkit.verify_logits``.
         progress: receives the progress, such as ``growkit.Bars()``.

@@ -20,13 +20,14 @@ class Check:
 
     Attributes:
         run: compares a pair, given what both models compute; None if there is nothing to compare.
-        refuse: refuses before any long work what could not be compared.
+        prepare: refuses before any long work what could not be compared; may return another pair to
+            compare in its place.
         if_kept: whether it runs only if nothing failed before it.
         section: name of its section; by default that of its file.
     """
 
     run: Callable[[Pair, Function], Section | None]
-    refuse: Callable[[Pair], None] | None = None
+    prepare: Callable[[Pair], Pair | None] | None = None
     if_kept: bool = False
     section: str = ""
 

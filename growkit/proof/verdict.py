@@ -33,8 +33,8 @@ def prove(request: Request) -> VerifyResult:
     started = time.perf_counter()
     with open_pair(request) as pair:
         for check in checks().values():
-            if check.refuse:
-                check.refuse(pair)
+            if check.prepare:
+                pair = check.prepare(pair) or pair
         side = SideBySide.of(pair)
         layer_settings = side.changed_layer_settings()
         files = compare_folders(pair.before, pair.after, pair.origin, layer_settings).section

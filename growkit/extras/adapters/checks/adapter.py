@@ -46,10 +46,10 @@ def refuse_adapter(pair: Pair) -> None:
     """Refuse an adapter that could not be compared.
 
     Raises:
-        InputError: the target has none, or it is not known how it was made.
+        InputError: the target was grown without it, or it is not known how both were.
     """
     inside = pair.after.folder / ADAPTER_FOLDER
-    if pair.adapter is None:
+    if pair.adapter is None or is_merged(pair):
         return
     if not inside.exists():
         raise InputError(
@@ -63,13 +63,19 @@ def refuse_adapter(pair: Pair) -> None:
         )
 
 
+def is_merged(pair: Pair) -> bool:
+    """Whether the source's adapter should be in the target's weights, as it is not beside them."""
+    beside = (pair.after.folder / ADAPTER_FOLDER).exists()
+    return bool(pair.adapter and pair.origin.unknown) and not beside
+
+
 def check_adapter(pair: Pair, function: Function) -> Section | None:
     """Compare source and target, each with its adapter.
 
     Raises:
         InputError: PEFT does not accept the adapter.
     """
-    if pair.adapter is None:
+    if pair.adapter is None or is_merged(pair):
         recipe = pair.origin.recipe
         untried = "its adapter was not tried, as that of the source was not named (--adapter)"
         return Section(findings=[], notes=[untried]) if recipe and recipe.adapter else None

@@ -6,7 +6,7 @@ the target if it gives all of its numbers, bit for bit. Nothing is reported of w
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from growkit.base.axes import ORDERS
 from growkit.base.errors import InputError
+from growkit.base.limits import SPACING
 from growkit.base.names import listed
 from growkit.base.tensors import parts, same_numbers, widened
 from growkit.base.torch_internals import stored_dtypes
@@ -59,7 +60,7 @@ def diagnose(pair: Pair, function: Function) -> Section | None:
     Another program's format holds the weights of the source, whatever the logits show.
     """
     foreign = not pair.after.format.read_by_transformers
-    if not pair.origin.unknown or (function.kept and not foreign):
+    if not pair.origin.unknown or (function.kept and not foreign) or pair.adapter:
         return None
     section = explain_weights(pair.before, pair.after)
     return section or (None if function.kept else explain_sizes(pair.before, pair.after))
@@ -83,12 +84,10 @@ def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
         explained = _explain(was, now, names, wrong, _sizes(after))
     if not explained:
         return None
-    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, phrase in explained.items():
-        groups[_component(name), phrase].append(name)
-    sentences = [f"{_where(*group, names)} {group[0][1]}" for group in groups.items()]
+    sentences = sentences_on(explained, names)
     unexplained = [name for name in wrong if name not in explained]
-    if len(groups) > MAX_TOLD and len({*explained.values()}) == 1 and not unexplained:
+    alike = len({*explained.values()}) == 1 and len({*map(_component, explained)}) > MAX_TOLD
+    if alike and not unexplained:
         which = f"each of the {len(wrong)} tensors that differ"
         sentences = [
             f"{which if len(wrong) < len(names) else 'every tensor'} {explained[wrong[0]]}"
@@ -99,6 +98,25 @@ def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
     if unexplained:
         clauses.append(f"no known mistake explains {listed(unexplained)}")
     return _diagnosis("; ".join(clauses), wrong[0], sentences, unexplained)
+
+
+def sentences_on(phrases: Mapping[str, str], names: Collection[str]) -> list[str]:
+    """Sentences on tensors, one for all layers alike.
+
+    Args:
+        phrases: what is said of a tensor, by its name.
+        names: the names of all tensors of which something could be said.
+    """
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, phrase in phrases.items():
+        groups[_component(name), phrase].append(name)
+    alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for (component, phrase), wrong in groups.items():
+        alike[_layers(component, wrong, names), phrase].append(component.rpartition("*.")[2])
+    return [
+        f"{'each of ' * (len(of) > 1)}{listed(of)}{layers} {phrase}"
+        for (layers, phrase), of in alike.items()
+    ]
 
 
 def _diagnosis(
@@ -174,17 +192,14 @@ def _component(name: str) -> str:
     return NUMBER.sub("*", name)
 
 
-def _where(key: tuple[str, str], names: Sequence[str], every: Sequence[str]) -> str:
-    """The tensors that a mistake explains, in words."""
-    component, count = key[0], sum(_component(name) == key[0] for name in every)
-    short = component.rpartition("*.")[2]
+def _layers(component: str, names: Sequence[str], every: Collection[str]) -> str:
+    """The layers whose tensors a mistake explains, in words; empty outside of layers."""
     if "*" not in component:
-        return component
-    if len(names) == count:
-        return f"{short} of all layers"
+        return ""
+    if len(names) == sum(_component(name) == component for name in every):
+        return " of all layers"
     numbers = sorted({int(NUMBER.findall(name)[0]) for name in names})
-    kind = "layers" if len(numbers) > 1 else "layer"
-    return f"{short} of {kind} {', '.join(map(str, numbers))}"
+    return f" of layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 # Mistakes
@@ -220,6 +235,7 @@ def _explain(
                 counts[phrase] += 1
                 break
     explained |= dict(_mixed(before, after, wrong, explained, sizes))
+    explained |= _with_low_rank(before, after, [name for name in wrong if name not in explained])
     return {name: explained[name] for name in wrong if name in explained}
 
 
@@ -345,6 +361,37 @@ PARTS: dict[str, Callable[..., Tensor | None]] = {
     "has its halves exchanged": _other_half,
 }
 """Reads the part of the source's tensor that a mistake moves to these rows, if not the same one."""
+
+
+ROWS, LARGEST_RANK, LEAST_PART = 512, 256, 0.8
+"""Rows by which a rank is estimated, the largest of an adapter, and the least part of a difference,
+in squares, that has this rank; the rest is rounding."""
+
+
+def _with_low_rank(before: Model, after: Model, wrong: Sequence[str]) -> dict[str, str]:
+    """Matrices to which matrices of low rank were added."""
+    ranks = {name: _rank_of_change(before, after, name) for name in wrong}
+    largest = max(ranks.values(), default=0)
+    phrase = (
+        f"is the source's plus a matrix of rank {largest} or less, as after a merged LoRA "
+        "(--adapter FOLDER proves the merge)"
+    )
+    return {name: phrase for name, rank in ranks.items() if rank}
+
+
+def _rank_of_change(before: Model, after: Model, name: str) -> int:
+    """The rank of the difference of two matrices, but for rounding; 0 if it is not low."""
+    if len(_shape(after, name)) != 2:
+        return 0
+    rows = slice(0, min(_pieces(after, name)[0][0].stop, ROWS))
+    was, stored = before.read(name, rows).double(), after.read(name, rows)
+    now = widened(stored).double()
+    spacing = SPACING.get(str(stored.dtype).removeprefix("torch."), 1.0)
+    noise = spacing * now.square().mean().sqrt() * sum(size**0.5 for size in now.shape)
+    squares = torch.linalg.eigvalsh((now - was) @ (now - was).T)
+    large = squares[squares > noise**2]
+    low = len(large) <= min(LARGEST_RANK, min(now.shape) // 2)
+    return len(large) if low and large.sum() > LEAST_PART * squares.sum() else 0
 
 
 def _mixed(

@@ -78,15 +78,19 @@ Kind = tuple[str, int, int]
 
 def _kinds(settings: Config, part: str = "") -> Iterator[tuple[str, Any, Any]]:
     """The general settings, and those of layers with ``part`` in their paths."""
-    own = [one for path, one in settings.items() if part in path and isinstance(one, dict)]
-    for one in (settings, *own):
-        yield str(one.get("mode", "affine")), one.get("bits"), one.get("group_size")
+    own = (one for path, one in settings.items() if part in path and isinstance(one, dict))
+    return map(_stated, (settings, *own))
+
+
+def _stated(settings: Config) -> tuple[str, Any, Any]:
+    """The settings of one layer, or the general ones."""
+    return str(settings.get("mode", "affine")), settings.get("bits"), settings.get("group_size")
 
 
 def _kind(parts: Parts, settings: Config) -> Kind:
     """The settings of a tensor: those of its path, or for an expert the ones that fit its shape."""
     own = settings.get(parts.name.removesuffix(".weight"))
-    kinds = {*_kinds(own)} if isinstance(own, dict) else {*_kinds(settings, STACKED)}
+    kinds = {_stated(own)} if isinstance(own, dict) else {*_kinds(settings, STACKED)}
     weight, scales = (parts.shape(suffix) for suffix in (".weight", ".scales"))
     matrices = len(weight) == len(scales) == 2 and weight[0] == scales[0]
     fitting = [
