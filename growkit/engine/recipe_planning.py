@@ -103,8 +103,7 @@ def plan_recipe(recipe: Recipe, source: Model) -> Prepared:
 def _with_defaults(source: Model, plan: Plan) -> Plan:
     """Write the defaults of the source's class into the config of a plan for another class."""
     config = write_defaults_out(source, Planned(source, plan))
-    own = {key: value for key, value in plan.config.items() if key in config}
-    return replace(plan, config=config, own_config=own)
+    return replace(plan, config=config, defaults=config.keys() - plan.config.keys())
 
 
 def _ragged_experts(grown: Model) -> str:
@@ -146,8 +145,7 @@ def change(step: Step, source: Model, seed: int, *, complete_configs: bool = Tru
     _ = source.unused  # refuses tensors that do not fit the config, before an operation uses them
     before: list[Plan] = []
     if not step.operation.expresses(family, source.config, options):
-        layout = as_own(source)
-        before.append(_with_defaults(source, layout) if complete_configs else layout)
+        before.append(as_own(source))  # sets every key, so that no default is left to be written
         options = dict(step.operation.portable(family, source.config, options))
         source = Planned(source, before[0])
     taken = step.operation.plan(source, options, seed)

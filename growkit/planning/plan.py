@@ -106,8 +106,8 @@ class Plan:
         waits: targets that get a gradient only after other targets have made a first step.
         divergence: why no settings of the optimizer make the target train like the source; empty if
             some do.
-        own_config: the config as the operation planned it, before defaults of the source's class
-            were written into it.
+        defaults: keys of the config that hold defaults of the source's class, as the target's
+            class has others; the operation did not plan them.
         tokens: the tokens that are left; None for all of them.
         again: makes the source again from the target, bit for bit, if it does; None if no step is
             known that would.
@@ -123,7 +123,7 @@ class Plan:
     lost: str = ""
     waits: Collection[str] = ()
     divergence: str = ""
-    own_config: Config = field(default_factory=dict, kw_only=True)
+    defaults: Collection[str] = field(default=(), kw_only=True)
     tokens: Tokens | None = field(default=None, kw_only=True)
     again: Callable[[Model], Lineage] | None = field(default=None, kw_only=True)
 

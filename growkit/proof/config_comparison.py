@@ -371,8 +371,8 @@ def set_by_steps(lineage: Lineage) -> set[str]:
     return {
         key
         for before, plan in steps
-        for key, value in plan.own_config.items()
-        if key not in SHARED and before.config.get(key, MISSING) != value
+        for key, value in plan.config.items()
+        if key not in {*SHARED, *plan.defaults} and before.config.get(key, MISSING) != value
     }
 
 

@@ -146,9 +146,8 @@ def compare_folders(
     else:
         lineage = origin.lineage
         last, routed = lineage.plans[-1], configs.set_by_steps(lineage)
-        planned = last.config | last.own_config
         family = lineage.target.family
-        differences = compare_with_plan(source, target, planned, family, origin.recipe, routed)
+        differences = compare_with_plan(source, target, last.config, family, origin.recipe, routed)
     notes = [*target.notes]
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the target was compared with the source after rounding to {source.dtype}")
