@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import cache
 from logging import CRITICAL
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
+from typer import testing
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import growkit
@@ -35,6 +38,7 @@ logging.disable_progress_bar()
 logging.set_verbosity(CRITICAL)  # which proofs need not set and reset
 torch.set_num_threads(1)  # tiny models: a second thread only costs
 os.fsync = lambda descriptor: None  # nor does any machine lose power
+testing._get_command = cache(get_command)  # made once, as in a process of its own
 
 register()
 
