@@ -15,6 +15,7 @@ from typing import Any
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import PROVENANCE_KEYS, parsed, resolved
+from growkit.model.families.config_keys import PERIODS
 from growkit.model.families.family import Family, first_index
 from growkit.model.families.family_parts import PREDICTING, value_at, with_value
 from growkit.model.model import Model
@@ -43,9 +44,6 @@ LAYER_KEYS = re.compile(
 
 FOLDER_KEYS = {"architectures", "auto_map"}
 """Keys that name classes."""
-
-PERIOD_KEYS = re.compile(r"interval|period|pattern|step|freq")
-"""Names of keys of periods, in which kinds of layers alternate."""
 
 MISSING: Any = object()
 """No value."""
@@ -136,7 +134,7 @@ def _in_words(value: Any, read: Any, written: Any) -> Any:
 def _without_periods(config: Config, listed: str, complete: Callable[[Config], Config]) -> Config:
     """The config without the keys from which its class would take a list that it has."""
     unlisted = _with(config, listed, MISSING)
-    for key in filter(PERIOD_KEYS.search, [*config]):
+    for key in filter(PERIODS.search, [*config]):
         other = config[key] + 1 if type(config[key]) is int else MISSING
         lists = [complete(_with(base, key, other)).get(listed) for base in (config, unlisted)]
         if lists[0] == config[listed] and lists[1] != complete(unlisted).get(listed):

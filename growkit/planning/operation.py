@@ -157,13 +157,12 @@ KINDS = {"grow": "growth method", "convert": "conversion to", "shrink": "method 
 def operations(verb: str) -> dict[str, Operation]:
     """The operations of a verb, by name on the command line, in alphabetical order.
 
-    A module defines ``OPERATION``, or a function ``make_operations`` that returns several.
+    A module defines ``OPERATION``: an operation, or a function that lists several.
     """
     kind = PACKAGES[verb]
     core = [name for name in [f"growkit.operations.{kind}"] if find_spec(name)]
-    listed = list(registered(kind, "OPERATION", *core).values())
-    for several in registered(kind, "make_operations", *core).values():
-        listed += several()
+    defined = registered(kind, "OPERATION", *core).values()
+    listed = [one for entry in defined for one in (entry() if callable(entry) else [entry])]
     return {one.name: one for one in sorted(listed, key=lambda one: one.name)}
 
 

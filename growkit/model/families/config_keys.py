@@ -17,7 +17,7 @@ KV_HEADS = re.compile(r"(?i)kv(_n)?_heads|key_value_heads|multi_query_group_num"
 HEADS = re.compile(r"heads?$")
 """Names of keys for a number of heads."""
 
-PERIODS = re.compile(r"(?i)period|interval|freq|pattern")
+PERIODS = re.compile(r"(?i)period|interval|freq|pattern|every_n|sparse_step")
 """Names of keys of periods, in which kinds of layers alternate."""
 
 PLACES = re.compile(rf"{PERIODS.pattern}|offset|index$")

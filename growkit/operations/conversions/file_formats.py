@@ -37,6 +37,9 @@ class InFormat(Operation):
         return Change([rewrite(source, source.family, source.config)])
 
 
-def make_operations() -> Sequence[Operation]:
+def conversions_to_formats() -> Sequence[Operation]:
     """The conversion to each format."""
     return [InFormat(one) for one in formats() if one.name]
+
+
+OPERATION = conversions_to_formats

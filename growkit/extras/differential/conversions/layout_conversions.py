@@ -64,7 +64,10 @@ class Storing(OnDiffTransformer):
         return Change([] if self.target is DIFF else [write_layout(source, self.target)])
 
 
-def make_operations() -> list[Storing]:
+def conversions_to_layouts() -> list[Storing]:
     """One conversion for every layout."""
     known = layout_names().items()
     return [Storing(name, f"the layout of {family.name}", family) for name, family in known]
+
+
+OPERATION = conversions_to_layouts
