@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from growkit.extras.probing.probe_settings import ProbeSettings
     from growkit.extras.probing.results.probe_result import ProbeResult
     from growkit.extras.program_logits.logits_alone import verify_logits
+    from growkit.extras.program_logits.results.engine_result import EngineResult
     from growkit.pipeline.inspection import inspect, plan
     from growkit.pipeline.running import convert, grow, run, shrink
     from growkit.pipeline.verifying import verify
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, ShrinkStep, load_recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
-    from growkit.results.engine_result import EngineResult
     from growkit.results.growth_result import CheckResult, GrowResult, Inspection
     from growkit.results.proof_result import VerifyResult
 
@@ -66,7 +66,7 @@ _HOMES = {
     "planning.recipe": "ConvertStep GrowStep Recipe ShrinkStep load_recipe",
     "report.saving": "save_report",
     "report.terminal": "Bars show",
-    "results.engine_result": "EngineResult",
+    "extras.program_logits.results.engine_result": "EngineResult",
     "results.growth_result": "CheckResult GrowResult Inspection",
     "results.proof_result": "VerifyResult",
 }

@@ -31,7 +31,7 @@ from growkit.engine.transformers_class import fit_experts, parsed
 from growkit.engine.transformers_internals import causal_class
 from growkit.engine.user_family import unlisted_family
 from growkit.engine.written_config import config_to_write
-from growkit.model.checkpoint.distributed_file import metadata_of
+from growkit.extras.formats.distributed_file import metadata_of
 from growkit.model.checkpoint.folder import GENERATION, read_json
 from growkit.model.checkpoint.publishing import own_hash
 from growkit.model.checkpoint.reading import Checkpoint, outlined

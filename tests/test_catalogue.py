@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import growkit
-from growkit.cli.catalogue import table
+from growkit.cli.catalogue import catalogue, table
 from growkit.model.families.family import families
-from growkit.pipeline.inspection import catalogue
 from growkit.planning.operation import operations
 from growkit.results.growth_result import Abilities, Answer
 from tests.catalogue import BEGIN, FILE, as_markdown, keeps, outcome, random_model

@@ -128,8 +128,7 @@ class Mirrored(Scheme):
 FORMAT = Mirrored()
 """
 STORED = """
-from growkit.model.checkpoint.format import Format
-from growkit.model.checkpoint.layout import Held
+from growkit.extras.formats.layout import Held, LaidOut
 from growkit.model.checkpoint.weight_file import open_weights
 
 LAYER = "model.layers.{layer}."
@@ -138,7 +137,7 @@ ALIKE = ["input_layernorm", "post_attention_layernorm", "mlp.down_proj"]
 ALIKE += [f"self_attn.{each}_proj" for each in "qkvo"]
 
 
-class Fused(Format):
+class Fused(LaidOut):
     title = "fused, for this test"
 
     def files(self, folder):

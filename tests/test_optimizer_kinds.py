@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.extras.formats.distributed_file import CLASSES
 from growkit.extras.optimizer.param_groups import Parameters
 from growkit.extras.optimizer.state import open_state
-from growkit.model.checkpoint.distributed_file import CLASSES
 from growkit.model.checkpoint.reading import Checkpoint
 from tests.conftest import folder_bytes, load_strict, same_bits, save_model
 from tests.test_optimizer_state import (

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.extras.program_logits.results.engine_result import EngineResult
 from growkit.model.checkpoint.writing import sha256
-from growkit.results.engine_result import EngineResult
 from tests.conftest import (
     Counted,
     cli,

@@ -19,8 +19,9 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.options import options_of
 from growkit.base.settings import Running
+from growkit.cli.catalogue import abilities
 from growkit.model.families.family import families
-from growkit.pipeline.inspection import abilities, plan
+from growkit.pipeline.inspection import plan
 from growkit.planning.recipe import Recipe
 from growkit.results import fields
 from growkit.results.growth_result import Story

@@ -1,8 +1,14 @@
-"""The catalogue of ``growkit families``, as a table."""
+"""The catalogue of ``growkit families``, from plans of small models, and its table."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
-from growkit.pipeline.inspection import FACTORS
+from growkit.base.errors import InputError
+from growkit.base.names import did_you_mean
+from growkit.model.families.family import Family, families
+from growkit.model.families.family_yaml import TIED
+from growkit.model.model import Headers, example
+from growkit.pipeline.inspection import FACTORS, growths, planned_answer
 from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
 from growkit.results.growth_result import Abilities, Answer
 
@@ -10,6 +16,72 @@ REACH = dict(zip(FACTORS, ("any size", "whole factors", "powers of four"), stric
 """The reachable sizes that follow from the first exact factor."""
 
 NOTHING = "–"
+
+POSITIONS = {"rope_theta": 1e4, "max_position_embeddings": 64}
+"""What an example states, so that no class need be imported for it."""
+
+
+def model_types() -> dict[str, Family]:
+    """The family of every ``model_type``, by the name of the family."""
+    every = sorted(families().values(), key=lambda family: family.name.lower())
+    return {kind: family for family in every for kind in family.model_types}
+
+
+def catalogue(name: str | None = None) -> list[Abilities]:
+    """List the possible operations on models of every ``model_type``, by the name of the family.
+
+    Args:
+        name: a ``model_type``, the name of a family or of a class of transformers; None for all.
+
+    Raises:
+        InputError: there is no such family; the message suggests the nearest.
+    """
+    known = model_types()
+    if name is None:
+        return [abilities(family, kind) for kind, family in known.items()]
+    every = reversed(known.items())
+    called = {name: kind for kind, f in every for name in (f.name, f.architecture) if name}
+    plain = {alias.lower(): kind for alias, kind in (called | {k: k for k in known}).items()}
+    kind = plain.get(name.lower())
+    if kind is None:
+        meant = did_you_mean(name, known, called, otherwise="'growkit families' lists them")
+        raise InputError(f"no family is called {name!r}; {meant}")
+    return [abilities(known[kind], kind)]
+
+
+def abilities(family: Family, kind: str) -> Abilities:
+    """List the possible operations on models of a type."""
+    ties = (True, False) if TIED in family.defaults else (None,)
+    known = {"model_type": kind, **POSITIONS}
+    switches = [known | ({} if tied is None else {TIED: tied}) for tied in ties]
+    models = [example(family, **config) for config in switches]
+    grown = [
+        answer
+        for operation in operations("grow").values()
+        for model in models
+        for answer in growths(operation, model)
+    ]
+    converted = [
+        _conversion(operation, family, models[-1], switches[-1])
+        for operation in operations("convert").values()
+    ]
+    return Abilities(family=family.name, model_types=[kind], grow=grown, convert=converted)
+
+
+def _conversion(
+    operation: Operation, family: Family, model: Headers, switches: Mapping[str, object]
+) -> Answer:
+    """Plan a conversion; if it is refused, plan it again with the family's assumed config keys."""
+    answer = planned_answer("convert", operation, model)
+    form = family.form
+    more = {k: v[0] for k, v in form.harmless.items() if k in form.assumed} if form else {}
+    if answer.promise or not more:
+        return answer
+    other = planned_answer("convert", operation, example(family, **switches, **more))
+    if not other.promise:
+        return answer
+    other["only"] = {key: json.dumps(value) for key, value in more.items()}
+    return other
 
 
 def table(rows: Sequence[Abilities]) -> list[list[str]]:

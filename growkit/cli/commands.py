@@ -111,8 +111,7 @@ def list_families(
     as_json: bool = JSON,
 ) -> None:
     """List the families, and the operations that one of them, or each, supports."""
-    from growkit.cli.catalogue import table
-    from growkit.pipeline.inspection import catalogue, model_types
+    from growkit.cli.catalogue import catalogue, model_types, table
     from growkit.report.terminal import ability_parts, family_parts
 
     if name and every:

@@ -1,14 +1,13 @@
 """Inspection from config and headers: facts, operations, and a run's disk, memory and time.
 
-Possible operations are found by planning: every operation plans the change of the model, or of a
-small model of every family, and gives a promise or is refused.
+Possible operations are found by planning: every operation plans the change of the model, and gives
+a promise or is refused.
 
 The disk of a run is a firm upper limit. Memory and time are scaled, by numbers of parameters and
 tokens, from measurements with Llamas of several sizes (``benchmarks/results``: growth speed, proof
 speed, proof memory). For these models estimates are off by up to a half; machines differ by more.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,6 @@ from typing import Any
 from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import usual_torch
-from growkit.base.names import did_you_mean
 from growkit.base.options import Value
 from growkit.base.settings import Settings
 from growkit.engine import recipe_planning
@@ -30,9 +28,9 @@ from growkit.model.checkpoint.multimodal import Inside
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import report_faults
 from growkit.model.checkpoint.writing import WORKERS, parse_bytes, shards_of
-from growkit.model.families.family import Family, families, family_of
+from growkit.model.families.family import family_of
 from growkit.model.families.family_yaml import TIED
-from growkit.model.model import Headers, Model, example
+from growkit.model.model import Headers, Model
 from growkit.planning import recipe as recipes
 from growkit.planning.companions import companions
 from growkit.planning.manifest import read_record, source_headers
@@ -41,15 +39,13 @@ from growkit.planning.own_class import own_classes
 from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.planning.recipe import load_description
 from growkit.results import growth_result as results
-from growkit.results.growth_result import Abilities, Answer, Inspection, Possible
+from growkit.results.growth_result import Answer, Inspection, Possible
 from growkit.results.proof_result import counted
 from growkit.sources import family_for, find
 
 FACTORS = ("x3/2", "x2", "x4")
 """Sizes to try, in this order, until one is exact."""
 
-POSITIONS = {"rope_theta": 1e4, "max_position_embeddings": 64}
-"""What an example states, so that no class need be imported for it."""
 
 MAX_TENSORS = 3000
 """Number of tensors above which a model is planned with fewer experts."""
@@ -111,65 +107,18 @@ def _possible(verb: str, how: str, answer: Answer) -> Possible:
     return Possible(command=command, promise=str(answer.promise), becomes=str(answer.becomes))
 
 
-def model_types() -> dict[str, Family]:
-    """The family of every ``model_type``, by the name of the family."""
-    every = sorted(families().values(), key=lambda family: family.name.lower())
-    return {kind: family for family in every for kind in family.model_types}
-
-
-def catalogue(name: str | None = None) -> list[Abilities]:
-    """List the possible operations on models of every ``model_type``, by the name of the family.
-
-    Args:
-        name: a ``model_type``, the name of a family or of a class of transformers; None for all.
-
-    Raises:
-        InputError: there is no such family; the message suggests the nearest.
-    """
-    known = model_types()
-    if name is None:
-        return [abilities(family, kind) for kind, family in known.items()]
-    every = reversed(known.items())
-    called = {name: kind for kind, f in every for name in (f.name, f.architecture) if name}
-    plain = {alias.lower(): kind for alias, kind in (called | {k: k for k in known}).items()}
-    kind = plain.get(name.lower())
-    if kind is None:
-        meant = did_you_mean(name, known, called, otherwise="'growkit families' lists them")
-        raise InputError(f"no family is called {name!r}; {meant}")
-    return [abilities(known[kind], kind)]
-
-
-def abilities(family: Family, kind: str) -> Abilities:
-    """List the possible operations on models of a type."""
-    ties = (True, False) if TIED in family.defaults else (None,)
-    known = {"model_type": kind, **POSITIONS}
-    switches = [known | ({} if tied is None else {TIED: tied}) for tied in ties]
-    models = [example(family, **config) for config in switches]
-    grown = [
-        answer
-        for operation in operations("grow").values()
-        for model in models
-        for answer in _growths(operation, model)
-    ]
-    converted = [
-        _conversion(operation, family, models[-1], switches[-1])
-        for operation in operations("convert").values()
-    ]
-    return Abilities(family=family.name, model_types=[kind], grow=grown, convert=converted)
-
-
 def _possibilities(model: Model) -> Iterator[Possible]:
     """List the possible operations on one model: sizes with their best promise, and conversions."""
     model = _with_few_experts(model)
     for operation in operations("grow").values():
         answers: dict[str, Answer] = {}
         sizes = {option.name for option in operation.options if isinstance(option, SizeOption)}
-        asked = [answer for answer in _growths(operation, model) if answer.promise]
+        asked = [answer for answer in growths(operation, model) if answer.promise]
         for growth in sorted(asked, key=lambda answer: PROMISES.index(str(answer.promise))):
             answers.setdefault(next(name for name in growth.options if name in sizes), growth)
         yield from (_possible("grow", "--method", answer) for answer in answers.values())
     for operation in operations("convert").values():
-        answer = _answer("convert", operation, model)
+        answer = planned_answer("convert", operation, model)
         if answer.promise:
             yield _possible("convert", "--to", answer)
 
@@ -198,40 +147,24 @@ def _with_few_experts(model: Model) -> Model:
     return Headers(family, config, model.where())
 
 
-def _conversion(
-    operation: Operation, family: Family, model: Headers, switches: Mapping[str, object]
-) -> Answer:
-    """Plan a conversion; if it is refused, plan it again with the family's assumed config keys."""
-    answer = _answer("convert", operation, model)
-    form = family.form
-    more = {k: v[0] for k, v in form.harmless.items() if k in form.assumed} if form else {}
-    if answer.promise or not more:
-        return answer
-    other = _answer("convert", operation, example(family, **switches, **more))
-    if not other.promise:
-        return answer
-    other["only"] = {key: json.dumps(value) for key, value in more.items()}
-    return other
-
-
-def _growths(operation: Operation, model: Model) -> Iterator[Answer]:
+def growths(operation: Operation, model: Model) -> Iterator[Answer]:
     """Plan every size of a method, exact and rounded, up to the first exact factor."""
     sizes = [option for option in operation.options if isinstance(option, SizeOption)]
     rounding = any(option.name == "promise" for option in operation.options)
     for size in sizes:
         for factor in FACTORS:
-            answer = _answer("grow", operation, model, **{size.name: factor})
+            answer = planned_answer("grow", operation, model, **{size.name: factor})
             yield answer
             if answer.promise == "exact":
                 break
             if rounding:
                 rounded = {size.name: factor, "promise": "bounded"}
-                bounded = _answer("grow", operation, model, **rounded)
+                bounded = planned_answer("grow", operation, model, **rounded)
                 if bounded.promise:
                     yield bounded
 
 
-def _answer(verb: str, operation: Operation, model: Model, **more: Value) -> Answer:
+def planned_answer(verb: str, operation: Operation, model: Model, **more: Value) -> Answer:
     """Plan an operation with these options, and with an example of each that it requires."""
     examples = {option.name: option.example for option in operation.options}
     options = {name: of for name, of in examples.items() if of is not None} | more

@@ -25,10 +25,8 @@ from growkit.engine.recipe_planning import plan_recipe, planned_result, planned_
 from growkit.engine.transformers_class import resolved
 from growkit.engine.written_config import config_to_write
 from growkit.model.checkpoint import publishing, writing
-from growkit.model.checkpoint.distributed_file import LIST, distributed_shards, list_of
 from growkit.model.checkpoint.folder import Folder
-from growkit.model.checkpoint.format import Format, Output, read_config
-from growkit.model.checkpoint.formats.transformers import FORMAT as TRANSFORMERS
+from growkit.model.checkpoint.format import Format, Output, formats, read_config
 from growkit.model.checkpoint.multimodal import Inside
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import check_faults, report_faults
@@ -305,13 +303,8 @@ class _Run:
     def _files(self) -> Output:
         """The files with the weights, in the recipe's own format."""
         target, shard_bytes = self.target, writing.parse_bytes(self.recipe.shard_size)
-        if self.recipe.format != "dcp":
-            return TRANSFORMERS.output(target, target.config, self.source.opened, shard_bytes)
-        from growkit.engine.class_weights import class_names  # imports torch
-
-        config = target.family.named(target.config)
-        shards = distributed_shards(target.tensors, shard_bytes)
-        return Output(target, shards, {LIST: list_of(shards, class_names(target, dict(config)))})
+        own = next(one for one in formats() if one.in_recipes == self.recipe.format)
+        return own.output(target, target.config, self.source.opened, shard_bytes)
 
     def _in_other_format(self, file_format: Format) -> Output:
         """The files with the weights, in another program's format.

@@ -12,14 +12,13 @@ from typing import Any, get_args, get_origin
 
 from growkit.base.lazy import registered
 from growkit.results import Result, fields
-from growkit.results import engine_result as engine
 from growkit.results import growth_result as operation
 from growkit.results import proof_result as proof
 
 PRINTED = (
     *(operation.GrowResult, proof.VerifyResult, operation.Inspection, operation.Story),
     *(list[operation.Abilities], operation.LargePlan, operation.CheckResult),
-    *(engine.EngineResult, *registered("results", "PRINTED").values()),
+    *registered("results", "PRINTED").values(),
 )
 """Results that commands print, those of extras last."""
 
@@ -35,7 +34,7 @@ def json_schema() -> dict[str, Any]:
         "title": "Results of growkit",
         "description": "grow, convert and run print the first, verify and --report the second, "
         "inspect the third, demo the fourth, families the fifth, plan the sixth, check the "
-        "seventh, verify with --logits alone the eighth, inspect --infer the ninth, probe the "
+        "seventh, inspect --infer the eighth, probe the ninth, verify with --logits alone the "
         "tenth.",
         "anyOf": [_schema(declared, definitions) for declared in PRINTED],
         "$defs": dict(sorted(definitions.items())),

@@ -20,9 +20,13 @@ from growkit.engine.metrics import finite
 from growkit.extras.program_logits.comparison import NOTHING, Engine, Errors, StateError
 from growkit.extras.program_logits.guesses import Guess
 from growkit.extras.program_logits.logits_file import LogitsFile
+from growkit.extras.program_logits.results.engine_result import (
+    EngineProgram,
+    EngineSection,
+    TriedGuess,
+)
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.proof.rounding import MIN_TOKENS, SMALLEST, Inflation, inflation
-from growkit.results.engine_result import EngineProgram, EngineSection, TriedGuess
 from growkit.results.proof_result import Finding, LayerError, counted
 
 GAIN = 0.1

@@ -11,9 +11,9 @@ from growkit.base.progress import Progress, Silent, shown
 from growkit.base.units import today
 from growkit.engine.device import CPU, check_subnormal_numbers, reproducible
 from growkit.extras.program_logits.judging import compare_engines
+from growkit.extras.program_logits.results.engine_result import EngineResult, EngineSections
 from growkit.model.checkpoint.scratch import report_faults
 from growkit.results import versions
-from growkit.results.engine_result import EngineResult, EngineSections
 from growkit.results.proof_result import failed
 from growkit.sources import find
 

@@ -2,7 +2,7 @@
 
 Each file of ``growkit.model.checkpoint.formats``, or of ``weight_formats`` in an extra, defines one
 format, as ``FORMAT``. It recognises its files in a folder, opens them, knows the config, and
-describes as data how its tensors hold those that the class in transformers reads (``Held``).
+turns its tensors into those that the class in transformers reads, and back.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import registered
 from growkit.base.tensors import Config, Weights
 from growkit.model.checkpoint.folder import FOLLOWED, SINGLE, Folder, instead_of_weights, no_folder
-from growkit.model.checkpoint.layout import Held
 from growkit.model.checkpoint.weight_file import StoredWeights
 from growkit.model.checkpoint.writing import Shard
 from growkit.model.model import Model
@@ -48,7 +46,8 @@ class Format:
 
     Attributes:
         title: name for users.
-        name: name on the command line, as a conversion's target; empty if it is not written.
+        name: name on the command line, as a conversion's target; empty if it is none.
+        in_recipes: name as ``format`` of a recipe; empty if it is none.
         models: types of models that are written; empty for any.
         self_contained: whether config and tokenizer are in the files, not next to them.
         rank: formats of a lower rank are tried first; files of two of the same rank are refused.
@@ -58,6 +57,7 @@ class Format:
 
     title: str
     name: str = ""
+    in_recipes: str = ""
     models: Collection[str] = ()
     self_contained: bool = False
     rank: int = 2
@@ -92,22 +92,21 @@ class Format:
         """
         return folder.json("config.json", MAX_DIGITS)
 
-    def layout(self, config: Config) -> Sequence[Held]:
-        """How the stored tensors hold those of transformers; empty if they have the same names."""
-        return ()
-
-    def check_type(self, config: Config) -> None:
-        """Refuse a type that is not among ``models``.
+    def to_transformers(self, stored: Weights, config: Config) -> Weights:
+        """The tensors with the names of transformers, made from stored ones when they are read.
 
         Raises:
-            InputError: see above.
+            InputError: a tensor is not one of such a model.
         """
-        if str(config.get("model_type")) not in self.models:
-            raise InputError(
-                f"a checkpoint of {self.title} is read if it is a {' or '.join(self.models)}, but "
-                f"config.json says {config.get('model_type')!r}; convert it to safetensors with "
-                f"{self.title}"
-            )
+        return stored
+
+    def from_transformers(self, model: Model, config: Config) -> Weights:
+        """The stored tensors, made from those of a model when they are read.
+
+        Raises:
+            InputError: the format has no place for a tensor of the model.
+        """
+        return model
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """Plan the files that hold a model.
@@ -126,55 +125,6 @@ class Format:
     def notes(self, folder: Folder, names: Sequence[str]) -> Iterator[str]:
         """Sentences on what is in the folder, but not read."""
         yield from ()
-
-
-class ForeignSettings:
-    """Settings of another program; what is not taken is not known.
-
-    Args:
-        stored: the settings, by name.
-        prefix: beginning of the names of those in question, which is left out.
-    """
-
-    def __init__(self, stored: Mapping[str, Any], prefix: str = "") -> None:
-        self._prefix = prefix
-        self._left = {k[len(prefix) :]: v for k, v in stored.items() if k.startswith(prefix)}
-
-    def take(self, key: str, default: Any = None, *kinds: type) -> Any:
-        """A setting of certain types, or a number without any.
-
-        Raises:
-            ValueError: it has another type.
-        """
-        value = self._left.pop(key, default)
-        if value is not default and type(value) not in (kinds or (int, float)):
-            raise ValueError(f"{self._prefix}{key} is {value!r:.80}")
-        return value
-
-    def expect(self, key: str, *expected: Any) -> None:
-        """Refuse a setting that is there and has none of these values.
-
-        Raises:
-            ValueError: it has another value.
-        """
-        if (value := self._left.pop(key, expected[0])) not in expected:
-            raise ValueError(
-                f"{self._prefix}{key} is {value!r:.80}, where {expected[0]!r} was expected"
-            )
-
-    def ignore(self, *keys: str) -> None:
-        """Leave out settings that do not change what the model computes."""
-        for key in keys:
-            self._left.pop(key, None)
-
-    def finish(self) -> None:
-        """Refuse what is left.
-
-        Raises:
-            ValueError: a setting is not known.
-        """
-        if self._left:
-            raise ValueError(f"{self._prefix}{min(self._left)} is a setting that is not known")
 
 
 def formats() -> tuple[Format, ...]:

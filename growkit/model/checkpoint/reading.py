@@ -7,7 +7,7 @@ source.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from growkit.base.tensors import (
 from growkit.base.torch_internals import stored_dtypes
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.format import find_format, other_formats, refuse_followed
-from growkit.model.checkpoint.layout import Piece, arrange
 from growkit.model.checkpoint.publishing import write_json
 from growkit.model.checkpoint.scratch import temporary
 from growkit.model.checkpoint.weight_file import StoredWeights
@@ -65,31 +64,14 @@ class Checkpoint(Model):
         refuse_followed(self.config, self.opened)
         self.opened.check_files()
         self.files = [path for file in files for path in file.paths]
-        self._file_of: dict[str, StoredWeights] = {}
-        for file in files:
-            for name in file.tensors.keys() & self._file_of.keys():
-                raise InputError(
-                    f"tensor {name} is in both {self._file_of[name].path} and {file.path}; remove "
-                    "one of the files, which may be left over from another model"
-                )
-            self._file_of |= dict.fromkeys(file.tensors, file)
-        for tensor, name in ((tensor, name) for name, needed in names.items() for tensor in needed):
-            if tensor not in self._file_of or self._file_of[tensor].path.name != name:
-                raise InputError(
-                    f"tensor {tensor} is missing from {self.folder / name}, where the index lists "
-                    "it; copy the checkpoint again"
-                )
-        stored = {name: file.tensors[name] for name, file in self._file_of.items()}
-        layout = self.format.layout(self.config)
+        stored = _file_by_tensor(files, names, self.folder)
+        self._stored = self.format.to_transformers(_Joined(stored), self.config)
         self.wrappers: list[str] = []
-        if layout:
-            self._pieces = arrange(layout, stored, self.config, self._file_with)
-        else:
-            self._pieces, self.wrappers = _unwrapped(stored, str(self.folder))
-        self.stands_alone = self.format.read_by_transformers and not (layout or self.wrappers)
-        self.tensors = {
-            name: piece.info(stored[piece.stored]) for name, piece in self._pieces.items()
-        }
+        if isinstance(self._stored, _Joined):
+            unwrapped, self.wrappers = _unwrapped(stored, str(self.folder))
+            self._stored = _Joined(stored, unwrapped)
+        self.stands_alone = self.format.read_by_transformers and not self.wrappers
+        self.tensors = self._stored.tensors
         self.notes = [*self._notes([*names]), *(file.note for file in files if file.note)]
         if not any(info.dtype in FLOAT_BYTES and info.elements for info in self.tensors.values()):
             raise InputError(
@@ -105,13 +87,7 @@ class Checkpoint(Model):
 
     def where(self, name: str | None = None) -> str:
         """See ``Weights``; the file of a tensor, or the folder."""
-        if name is None:
-            return str(self.folder)
-        return self._file_with(self._pieces[name].stored if name in self._pieces else name)
-
-    def _file_with(self, stored: str) -> str:
-        """The file of a stored tensor."""
-        return str(self._file_of[stored].path)
+        return self._stored.where(name) if name else str(self.folder)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """Read a slice of a tensor in its stored dtype.
@@ -119,9 +95,7 @@ class Checkpoint(Model):
         Raises:
             InputError: the slice holds NaN or infinity, or the file cannot be read any more.
         """
-        piece = self._pieces[name]
-        part = piece.read(self._file_of[piece.stored], *where)
-        return check_finite(part, name, self.where(name))
+        return check_finite(self._stored.read(name, *where), name, self.where(name))
 
     def states(self, key: str) -> bool:
         """Whether the model says the value of a config key, be it by leaving out the key."""
@@ -133,13 +107,11 @@ class Checkpoint(Model):
 
     def cuts(self, name: str) -> int:
         """See ``WeightFile``."""
-        piece = self._pieces[name]
-        return piece.cuts(self._file_of[piece.stored].cuts(piece.stored))
+        return self._stored.cuts(name)
 
     def rounded_in_blocks(self, name: str) -> bool:
         """See ``Weights``."""
-        stored = self._pieces[name].stored
-        return self._file_of[stored].rounded_in_blocks(stored)
+        return self._stored.rounded_in_blocks(name)
 
     def _notes(self, names: Sequence[str]) -> Iterator[str]:
         """See ``notes``; ``names`` are the files with the weights."""
@@ -160,7 +132,58 @@ PARALLEL = "module."
 """The part that DistributedDataParallel and DeepSpeed put before all names."""
 
 
-def _unwrapped(names: Collection[str], where: str) -> tuple[dict[str, Piece], list[str]]:
+class _Joined(Weights):
+    """The tensors of several files as one; ``names`` are the stored ones by the names to read."""
+
+    def __init__(
+        self, file_of: Mapping[str, StoredWeights], names: Mapping[str, str] | None = None
+    ) -> None:
+        self._names = {name: name for name in file_of} if names is None else names
+        self._file_of = {name: file_of[stored] for name, stored in self._names.items()}
+        self.tensors = {
+            name: self._file_of[name].tensors[stored] for name, stored in self._names.items()
+        }
+
+    def where(self, name: str | None = None) -> str:
+        assert name
+        return str(self._file_of[name].path)
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        return self._file_of[name].read(self._names[name], *where)
+
+    def cuts(self, name: str) -> int:
+        return self._file_of[name].cuts(self._names[name])
+
+    def rounded_in_blocks(self, name: str) -> bool:
+        return self._file_of[name].rounded_in_blocks(self._names[name])
+
+
+def _file_by_tensor(
+    files: Sequence[StoredWeights], needed: Mapping[str, Sequence[str]], folder: Path
+) -> dict[str, StoredWeights]:
+    """The file of every stored tensor.
+
+    Raises:
+        InputError: two files have a tensor, or one that an index lists is missing.
+    """
+    file_of: dict[str, StoredWeights] = {}
+    for file in files:
+        for name in file.tensors.keys() & file_of.keys():
+            raise InputError(
+                f"tensor {name} is in both {file_of[name].path} and {file.path}; remove one of the "
+                "files, which may be left over from another model"
+            )
+        file_of |= dict.fromkeys(file.tensors, file)
+    for tensor, file_name in ((tensor, name) for name in needed for tensor in needed[name]):
+        if tensor not in file_of or file_of[tensor].path.name != file_name:
+            raise InputError(
+                f"tensor {tensor} is missing from {folder / file_name}, where the index lists it; "
+                "copy the checkpoint again"
+            )
+    return file_of
+
+
+def _unwrapped(names: Collection[str], where: str) -> tuple[dict[str, str], list[str]]:
     """Leave out the parts of names that modules around a model added.
 
     Returns:
@@ -180,7 +203,7 @@ def _unwrapped(names: Collection[str], where: str) -> tuple[dict[str, Piece], li
             f"tensors {twice} and {stored[plain[twice]]} in {where} have the same name without "
             f"{listed(wrappers)}; remove the one that is left over from another model"
         )
-    return {short: Piece(name) for short, name in stored.items()}, wrappers
+    return stored, wrappers
 
 
 def check_finite(tensor: Tensor, name: str, where: str) -> Tensor:

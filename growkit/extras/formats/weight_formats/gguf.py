@@ -24,9 +24,9 @@ from growkit.base.names import listed
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, cut, full, main_dtype
 from growkit.base.torch_internals import stored_dtypes
 from growkit.extras.formats.gguf_tokenizer import tokenizer_settings
+from growkit.extras.formats.layout import ForeignSettings, Held, LaidOut, row_sizes
 from growkit.model.checkpoint.folder import PART, Folder, State, read, state_of
-from growkit.model.checkpoint.format import ForeignSettings, Format, Output
-from growkit.model.checkpoint.layout import Arranged, Held, row_sizes
+from growkit.model.checkpoint.format import Output
 from growkit.model.checkpoint.scratch import temporary
 from growkit.model.checkpoint.weight_file import Place, WeightFile, check_header, explain_damage
 from growkit.model.checkpoint.writing import Shard
@@ -357,7 +357,7 @@ def _library(module: str) -> Any:
     return import_module(f"gguf.{module}")
 
 
-class GGUF(Format):
+class GGUF(LaidOut):
     """See ``Format``; the file may be given itself, or be the only one in a folder."""
 
     title, name, models = "GGUF", "gguf", BY_TYPE
@@ -398,7 +398,7 @@ class GGUF(Format):
         if find_spec("gguf") is None:
             raise InputError("GGUF files are written with the library gguf; install growkit[gguf]")
         name, known = BY_TYPE[config["model_type"]]
-        tensors = Arranged(model, config, known.tensors(), self.title)
+        tensors = self.from_transformers(model, config)
         for stored, info in tensors.tensors.items():
             if info.dtype not in WRITTEN:
                 raise InputError(

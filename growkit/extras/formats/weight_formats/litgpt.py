@@ -11,13 +11,13 @@ import yaml
 
 from growkit.base.axes import ORDERS
 from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
+from growkit.extras.formats.layout import ForeignSettings, Held, LaidOut, row_sizes
+from growkit.extras.formats.torch_archive import archive_shard
 from growkit.model.checkpoint.folder import Folder, read_yaml
-from growkit.model.checkpoint.format import ForeignSettings, Format, Output
-from growkit.model.checkpoint.layout import Arranged, Held, row_sizes
+from growkit.model.checkpoint.format import Output
 from growkit.model.checkpoint.weight_file import (
     TorchFile,
     WeightFile,
-    archive_shard,
     explain_damage,
     open_saved,
     plain_tensors,
@@ -131,7 +131,7 @@ OWN = {
 """Settings that some types have, by config keys."""
 
 
-class LitGPT(Format):
+class LitGPT(LaidOut):
     """See ``Format``."""
 
     title, name, models = "litgpt", "litgpt", KINDS
@@ -176,7 +176,7 @@ class LitGPT(Format):
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """See ``Format``; one file, in which a tied head shares the embedding's numbers."""
-        tensors = Arranged(model, config, self.layout(config), self.title)
+        tensors = self.from_transformers(model, config)
         tied = {"lm_head.weight": "transformer.wte.weight"} if config["tie_word_embeddings"] else {}
         shard = archive_shard(WEIGHTS, tensors.tensors, tied)
         settings = yaml.safe_dump(_settings(config))

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from growkit.base.axes import ORDERS
 from growkit.base.tensors import Config
-from growkit.model.checkpoint.distributed_file import LIST, MAX_BYTES
+from growkit.extras.formats.distributed_file import LIST, MAX_BYTES
+from growkit.extras.formats.layout import Held, LaidOut
+from growkit.extras.formats.weight_formats.torch_distributed import Distributed
 from growkit.model.checkpoint.folder import Folder
-from growkit.model.checkpoint.formats.torch_distributed import Distributed
-from growkit.model.checkpoint.layout import Held
 
 MARK = b"self_attention.linear_qkv"
 """In the list of entries of every such model."""
@@ -37,12 +37,12 @@ EXPERTS = {"mixtral": ("block_sparse_moe.experts.{expert}.", "w1", "w3", "w2")}
 """Names by type; those of all other types are those of Qwen3-MoE."""
 
 
-class Megatron(Distributed):
+class Megatron(LaidOut, Distributed):
     """See ``Format``."""
 
     title, name = "Megatron-Core", "megatron"
     models = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-    rank = 1  # its files look like those of torch.distributed.checkpoint
+    in_recipes, rank = "", 1  # its files look like those of torch.distributed.checkpoint
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""

@@ -13,14 +13,14 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, full, main_dtype
 from growkit.base.torch_internals import stored_dtypes
+from growkit.extras.formats.layout import ForeignSettings, Held, LaidOut
+from growkit.extras.formats.torch_archive import archive_shard
 from growkit.model.checkpoint.folder import Folder
-from growkit.model.checkpoint.format import MAX_DIGITS, ForeignSettings, Format, Output
-from growkit.model.checkpoint.layout import Arranged, Held
+from growkit.model.checkpoint.format import MAX_DIGITS, Output
 from growkit.model.checkpoint.weight_file import (
     StoredWeights,
     TorchFile,
     WeightFile,
-    archive_shard,
     explain_damage,
     open_saved,
     plain_tensors,
@@ -113,7 +113,7 @@ class Ranks(StoredWeights):
             return torch.cat(parts, along)
 
 
-class Meta(Format):
+class Meta(LaidOut):
     """See ``Format``."""
 
     title, name, models = "Meta's original files", "meta", ("llama",)
@@ -168,7 +168,7 @@ class Meta(Format):
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """See ``Format``; the file of one rank."""
-        tensors = Arranged(model, config, self.layout(config), self.title)
+        tensors = self.from_transformers(model, config)
         tied = {"output.weight": "tok_embeddings.weight"} if config["tie_word_embeddings"] else {}
         shard = archive_shard("consolidated.00.pth", tensors.tensors, tied)
         settings = f"{json.dumps(_settings(config))}\n"

@@ -6,11 +6,11 @@ https://github.com/ml-explore/mlx-lm
 from collections.abc import Mapping, Sequence
 
 from growkit.base.tensors import Config
+from growkit.extras.formats.layout import Held, LaidOut
 from growkit.extras.formats.quantised.mlx_groups import FORMAT as QUANTISED
 from growkit.extras.formats.quantised.mlx_groups import STACKED
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.formats.transformers import Transformers
-from growkit.model.checkpoint.layout import Held
 
 MARK = b'"format":"mlx"'
 """In the first bytes of the header that mlx writes."""
@@ -19,10 +19,10 @@ PEEK = 64
 MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
-class MLX(Transformers):
+class MLX(LaidOut, Transformers):
     """See ``Format``."""
 
-    title, name, program = "MLX", "mlx", "mlx"
+    title, name, program, in_recipes = "MLX", "mlx", "mlx", ""
     models = ("gemma", "gemma2", "gemma3_text", "llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
     rank = -1  # these files look like those of transformers
     read_by_transformers = False

@@ -6,21 +6,21 @@ https://github.com/pytorch/torchtitan
 from collections.abc import Mapping, Sequence
 
 from growkit.base.tensors import Config
+from growkit.extras.formats.distributed_file import LIST, MAX_BYTES
+from growkit.extras.formats.layout import Held, LaidOut
 from growkit.extras.formats.weight_formats.meta import FORMAT as META
-from growkit.model.checkpoint.distributed_file import LIST, MAX_BYTES
+from growkit.extras.formats.weight_formats.torch_distributed import Distributed
 from growkit.model.checkpoint.folder import Folder
-from growkit.model.checkpoint.formats.torch_distributed import Distributed
-from growkit.model.checkpoint.layout import Held
 
 MARK = b"layers.0.attention.wq."
 """In the list of entries of every such model."""
 
 
-class Torchtitan(Distributed):
+class Torchtitan(LaidOut, Distributed):
     """See ``Format``; the config of transformers is next to the files."""
 
     title, name, models = "torchtitan", "torchtitan", META.models
-    rank = 1  # its files look like those of torch.distributed.checkpoint
+    in_recipes, rank = "", 1  # its files look like those of torch.distributed.checkpoint
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""

@@ -8,13 +8,13 @@ that rotate as a pair are neighbours in some models (https://github.com/pytorch/
 from collections.abc import Mapping, Sequence
 
 from growkit.base.tensors import Config
+from growkit.extras.formats.layout import Held, LaidOut
+from growkit.extras.formats.torch_archive import archive_shard
 from growkit.model.checkpoint.folder import Folder
-from growkit.model.checkpoint.format import Format, Output
-from growkit.model.checkpoint.layout import Arranged, Held
+from growkit.model.checkpoint.format import Output
 from growkit.model.checkpoint.weight_file import (
     StoredWeights,
     TorchFile,
-    archive_shard,
     open_saved,
     plain_tensors,
 )
@@ -53,7 +53,7 @@ INTERLEAVED = {"gemma": PAIRS, "llama": PAIRS, "qwen2": {}, "qwen3": {}, "qwen3_
 """Matrices with rotary pairs as neighbours, each with its axis of heads, by type."""
 
 
-class Torchtune(Format):
+class Torchtune(LaidOut):
     """See ``Format``."""
 
     title, name, models = "torchtune", "torchtune", INTERLEAVED
@@ -82,7 +82,7 @@ class Torchtune(Format):
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """See ``Format``; one file."""
-        tensors = Arranged(model, config, self.layout(config), self.title)
+        tensors = self.from_transformers(model, config)
         return Output(tensors, [archive_shard(WEIGHTS, tensors.tensors)], {})
 
 

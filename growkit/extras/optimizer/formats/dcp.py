@@ -3,7 +3,7 @@
 torch writes an optimizer's state as entries such as ``optimizer.state.NAME.exp_avg``. Options are
 entries of parameters if the state was flattened (``optimizer.param_groups.NAME.lr``, torchtitan),
 and otherwise of numbered groups (``optimizer.param_groups.0.lr``, accelerate with FSDP2). Such
-folders are read and written like those of weights (``growkit.model.checkpoint.distributed_file``).
+folders are read and written like those of weights (``growkit.extras.formats.distributed_file``).
 """
 
 import io
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from growkit.base.errors import InputError
 from growkit.base.torch_internals import tree_map
+from growkit.extras.formats import distributed_file
+from growkit.extras.formats.distributed_file import LIST, REMEDY, DistributedFile, Listed
 from growkit.extras.optimizer.param_groups import Parameters, ParamGroup
 from growkit.extras.optimizer.schedule import LEFT, is_schedule, read_schedule
 from growkit.extras.optimizer.state import (
@@ -30,8 +32,6 @@ from growkit.extras.optimizer.state import (
     StateFormat,
     TargetState,
 )
-from growkit.model.checkpoint import distributed_file
-from growkit.model.checkpoint.distributed_file import LIST, REMEDY, DistributedFile, Listed
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.writing import Save
 

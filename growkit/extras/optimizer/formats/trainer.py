@@ -17,6 +17,8 @@ from torch.serialization import skip_data
 
 from growkit.base.errors import InputError
 from growkit.base.torch_internals import tree_flatten, tree_unflatten
+from growkit.extras.formats.distributed_file import LIST
+from growkit.extras.formats.torch_archive import checksum_places, placeholder, save_archive
 from growkit.extras.optimizer.formats import dcp as distributed
 from growkit.extras.optimizer.param_groups import Parameters, ParamGroup, class_name
 from growkit.extras.optimizer.schedule import LEFT, read_schedule
@@ -29,15 +31,11 @@ from growkit.extras.optimizer.state import (
     StateFormat,
     TargetState,
 )
-from growkit.model.checkpoint.distributed_file import LIST
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.weight_file import (
     Select,
     TorchFile,
-    checksum_places,
     open_saved,
-    placeholder,
-    save_archive,
 )
 from growkit.model.checkpoint.writing import Save, Shard
 

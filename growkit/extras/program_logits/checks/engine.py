@@ -2,10 +2,10 @@
 
 from growkit.extras.program_logits.judging import compare_engines
 from growkit.extras.program_logits.logits_file import LogitsFile
+from growkit.extras.program_logits.results.engine_result import EngineSection
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
-from growkit.results.engine_result import EngineSection
 
 
 def refuse_file(pair: Pair) -> None:

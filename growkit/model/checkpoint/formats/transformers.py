@@ -8,7 +8,6 @@ from growkit.base.names import listed
 from growkit.base.tensors import Config
 from growkit.model.checkpoint.folder import SINGLE, Folder
 from growkit.model.checkpoint.format import Format, Output
-from growkit.model.checkpoint.layout import Arranged
 from growkit.model.checkpoint.weight_file import StoredWeights, open_weights
 from growkit.model.checkpoint.writing import index_of, shards_of
 from growkit.model.model import Model
@@ -21,7 +20,7 @@ class Transformers(Format):
         program: the program that the headers of its files name.
     """
 
-    title = "transformers"
+    title, in_recipes = "transformers", "safetensors"
     rank = 0
     read_by_transformers = True
     program = "pt"
@@ -42,8 +41,7 @@ class Transformers(Format):
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """See ``Format``."""
-        layout = self.layout(config)
-        tensors = Arranged(model, config, layout, self.title) if layout else model
+        tensors = self.from_transformers(model, config)
         shards = shards_of(tensors.tensors, shard_bytes, self.program)
         return Output(tensors, shards, index_of(shards))
 

@@ -21,6 +21,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import ANYWHERE, STORED_NAMES, TensorInfo, full
 from growkit.base.torch_internals import storage_info, stored_dtypes
+from growkit.extras.formats import torch_archive
 from growkit.model.checkpoint import weight_file
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.weight_file import (
@@ -390,7 +391,7 @@ def write_list(
         with (folder / VALUES).open("wb") as stream:
             for name, value in values.items():
                 tensor, start = isinstance(value, torch.Tensor), stream.tell()
-                weight_file.save_archive(value.clone() if tensor else value, stream)
+                torch_archive.save_archive(value.clone() if tensor else value, stream)
                 kind = (value.dtype, value.shape) if tensor else (None, torch.Size())
                 entries[name] = *kind, storage_info(VALUES, start, stream.tell() - start)
     (folder / LIST).write_bytes(_pickled(entries, path))
@@ -450,6 +451,6 @@ def metadata_of(dtype: "torch.dtype | None", size: Sequence[int]) -> Any:
 @lru_cache(maxsize=1024)
 def _frame_of(info: TensorInfo) -> tuple[bytes, bytes]:
     """The bytes before and after the data of a tensor."""
-    frame, *_ = weight_file.archive_frame({"tensor": info}, lambda saved: saved["tensor"])
+    frame, *_ = torch_archive.archive_frame({"tensor": info}, lambda saved: saved["tensor"])
     before, after = frame.values()
     return before, after

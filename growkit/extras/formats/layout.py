@@ -1,6 +1,6 @@
 """Layouts: how the tensors of a format hold those of transformers, as data that serves both ways.
 
-``arrange`` finds the tensors of transformers in stored ones; ``Arranged`` makes stored ones from
+``Taken`` finds the tensors of transformers in stored ones; ``Arranged`` makes stored ones from
 those of a model.
 """
 
@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from growkit.base.axes import ORDERS, Order, Pattern
 from growkit.base.errors import InputError
 from growkit.base.lazy import NDArray, Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, full, slabs
 from growkit.base.torch_internals import stored_dtypes
+from growkit.model.checkpoint.format import Format
 from growkit.model.checkpoint.weight_file import MAX_SIZE
 from growkit.model.families.family_parts import MAX_EXPERTS
 from growkit.model.model import Model
@@ -244,6 +245,43 @@ def _pieces(
             yield target.format(**counts), Piece(name, at, rows, held.transposed, held.offset)
 
 
+class Taken(Weights):
+    """The tensors of transformers, taken from those of a format when they are read.
+
+    Args:
+        stored: the stored tensors.
+        config: the config, for the sizes of heads and vocabulary.
+        layout: the format's layout.
+
+    Raises:
+        InputError: see ``arrange``.
+    """
+
+    def __init__(self, stored: Weights, config: Config, layout: Sequence[Held]) -> None:
+        self._stored = stored
+        self._pieces = arrange(layout, stored.tensors, config, stored.where)
+        self.tensors = {
+            name: piece.info(stored.tensors[piece.stored]) for name, piece in self._pieces.items()
+        }
+
+    def where(self, name: str | None = None) -> str:
+        """See ``Weights``."""
+        return self._stored.where(self._pieces[name].stored if name else None)
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """See ``Weights``."""
+        return self._pieces[name].read(self._stored, *where)
+
+    def cuts(self, name: str) -> int:
+        """See ``Weights``."""
+        piece = self._pieces[name]
+        return piece.cuts(self._stored.cuts(piece.stored))
+
+    def rounded_in_blocks(self, name: str) -> bool:
+        """See ``Weights``."""
+        return self._stored.rounded_in_blocks(self._pieces[name].stored)
+
+
 # The tensors of a format from those of transformers
 
 
@@ -412,3 +450,81 @@ def _matching(
             at = tuple(int(numbers[count]) for count in leading)
             places[held.stored.format(**numbers)][at] = names
     return places
+
+
+class LaidOut(Format):
+    """A format whose tensors hold those of transformers as a layout says."""
+
+    def layout(self, config: Config) -> Sequence[Held]:
+        """How the stored tensors hold those of transformers."""
+        raise NotImplementedError
+
+    def to_transformers(self, stored: Weights, config: Config) -> Weights:
+        """See ``Format``."""
+        return Taken(stored, config, self.layout(config))
+
+    def from_transformers(self, model: Model, config: Config) -> Weights:
+        """See ``Format``."""
+        return Arranged(model, config, self.layout(config), self.title)
+
+    def check_type(self, config: Config) -> None:
+        """Refuse a type that is not among ``models``.
+
+        Raises:
+            InputError: see above.
+        """
+        if str(config.get("model_type")) not in self.models:
+            raise InputError(
+                f"a checkpoint of {self.title} is read if it is a {' or '.join(self.models)}, but "
+                f"config.json says {config.get('model_type')!r}; convert it to safetensors with "
+                f"{self.title}"
+            )
+
+
+class ForeignSettings:
+    """Settings of another program; what is not taken is not known.
+
+    Args:
+        stored: the settings, by name.
+        prefix: beginning of the names of those in question, which is left out.
+    """
+
+    def __init__(self, stored: Mapping[str, Any], prefix: str = "") -> None:
+        self._prefix = prefix
+        self._left = {k[len(prefix) :]: v for k, v in stored.items() if k.startswith(prefix)}
+
+    def take(self, key: str, default: Any = None, *kinds: type) -> Any:
+        """A setting of certain types, or a number without any.
+
+        Raises:
+            ValueError: it has another type.
+        """
+        value = self._left.pop(key, default)
+        if value is not default and type(value) not in (kinds or (int, float)):
+            raise ValueError(f"{self._prefix}{key} is {value!r:.80}")
+        return value
+
+    def expect(self, key: str, *expected: Any) -> None:
+        """Refuse a setting that is there and has none of these values.
+
+        Raises:
+            ValueError: it has another value.
+        """
+        if (value := self._left.pop(key, expected[0])) not in expected:
+            raise ValueError(
+                f"{self._prefix}{key} is {value!r:.80}, where {expected[0]!r} was expected"
+            )
+
+    def ignore(self, *keys: str) -> None:
+        """Leave out settings that do not change what the model computes."""
+        for key in keys:
+            self._left.pop(key, None)
+
+    def finish(self) -> None:
+        """Refuse what is left.
+
+        Raises:
+            ValueError: a setting is not known.
+        """
+        if self._left:
+            raise ValueError(f"{self._prefix}{min(self._left)} is a setting that is not known")

@@ -110,3 +110,6 @@ class EngineResult(Result):
     created: str
     seconds: float
     versions: dict[str, str]
+
+
+PRINTED = EngineResult

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
-from growkit.model.checkpoint.distributed_file import (
+from growkit.extras.formats.distributed_file import (
     LIST,
     DistributedFile,
     Listed,
@@ -16,7 +16,6 @@ from growkit.model.checkpoint.distributed_file import (
 )
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.format import Format, Output
-from growkit.model.checkpoint.layout import Arranged
 from growkit.model.model import Model
 
 OPTIMIZER = ("optim", "state.", "param_groups.")
@@ -29,7 +28,7 @@ WEIGHT = ".weight"
 class Distributed(Format):
     """See ``Format``."""
 
-    title = "torch.distributed.checkpoint"
+    title, in_recipes = "torch.distributed.checkpoint", "dcp"
     rank = 3  # other formats of such files come first
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
@@ -41,10 +40,14 @@ class Distributed(Format):
         return [open_model(folder)]
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
-        """See ``Format``."""
-        tensors = Arranged(model, config, self.layout(config), self.title)
+        """See ``Format``; the class's names are added if the files have those of transformers."""
+        tensors, names = self.from_transformers(model, config), dict[str, str]()
+        if tensors is model:
+            from growkit.engine.class_weights import class_names  # imports torch
+
+            names = class_names(model, model.family.named(model.config))
         shards = distributed_shards(tensors.tensors, shard_bytes)
-        return Output(tensors, shards, {LIST: list_of(shards)})
+        return Output(tensors, shards, {LIST: list_of(shards, names)})
 
 
 def open_model(folder: Folder) -> DistributedFile:

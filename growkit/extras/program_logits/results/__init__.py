@@ -1,0 +1,1 @@
+"""Results of comparing logits of other programs."""
