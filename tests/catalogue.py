@@ -15,9 +15,8 @@ from transformers import CONFIG_MAPPING
 
 import growkit
 from growkit.base.names import NOTHING
-from growkit.cli.catalogue import TIED, catalogue, table
+from growkit.cli.catalogue import TIED, catalogue, example, table
 from growkit.model.families.family import family_of
-from growkit.model.model import example
 from growkit.results.growth_result import Abilities, Answer
 from tests.conftest import relative_error, save_random, seeded
 from tests.families import CONFIGS

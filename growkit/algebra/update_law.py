@@ -10,8 +10,7 @@ The law holds as long as the gradients of copies are equal and new parameters ar
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -19,12 +18,6 @@ from growkit.algebra.expansion import NOTHING, IndexMap
 from growkit.algebra.expansion import Factors as Numbers
 from growkit.base.axes import Role
 from growkit.base.lazy import np
-
-MUON_ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
-    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
-    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
-}
-"""Factors of a matrix's rate in ``torch.optim.Muon``, by ``adjust_lr_fn``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,24 +129,3 @@ def _shares(mapped: IndexMap) -> tuple[Numbers, float, str]:
     elif mapped.role is Role.READ and held.min() != held.max():
         why = "it reads coordinates that are copied unevenly"
     return np.where(shares == 0, 1.0, shares), float(held.mean()), why
-
-
-def muon_rate(
-    times: float, n_in: float, n_out: float, shape: tuple[int, int], adjust_lr_fn: str
-) -> float:
-    """The factor of Muon's rate for a tiled matrix (``torch/optim/_muon.py``).
-
-    Orthogonalising a matrix that is tiled a × b times gives the tiled orthogonal matrix times
-    1/√(a·b). torch multiplies it by an adjustment for the larger shape.
-
-    Args:
-        times: factor of the weights, apart from the split.
-        n_in: number of parts into which the weights are split.
-        n_out: number of copies that share a gradient.
-        shape: [rows, columns] of the grown matrix.
-        adjust_lr_fn: Muon's ``adjust_lr_fn``.
-    """
-    rows, columns = shape
-    adjusted = MUON_ADJUSTMENTS[adjust_lr_fn]
-    before = adjusted(rows / n_out, columns / n_in)
-    return times * math.sqrt(n_out / n_in) * before / adjusted(rows, columns)

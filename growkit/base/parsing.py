@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
-from growkit.base.errors import InputError, reason
+from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 
 MAX_DEPTH = 64
@@ -139,18 +139,6 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(str(error) or repr(error)) from None
     _check_extent(parsed, limit=MAX_VALUES)
     return parsed
-
-
-def yaml_texts(text: str) -> Any:
-    """Parse a YAML text of another program, with every scalar as it is written, such as ``no``.
-
-    Raises:
-        ValueError: it is not YAML.
-    """
-    try:
-        return yaml.load(text, yaml.BaseLoader)  # noqa: S506 - it makes only text, lists and dicts
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ValueError(reason(error)) from None
 
 
 def in_yaml(value: object) -> str:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.model.families.family import Family, families
 from growkit.model.families.family_yaml import TIED
-from growkit.model.model import Headers, example
+from growkit.model.model import Headers
 from growkit.pipeline.inspection import FACTORS, growths, planned_answer
 from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
 from growkit.results.growth_result import Abilities, Answer
@@ -16,6 +17,46 @@ REACH = dict(zip(FACTORS, ("any size", "whole factors", "powers of four"), stric
 """The reachable sizes that follow from the first exact factor."""
 
 NOTHING = "–"
+
+EXAMPLE_SIZES = {
+    "vocab": 64,
+    "hidden": 64,
+    "ffn": 64,
+    "layers": 2,
+    "heads": 8,
+    "signal_heads": 8,
+    "noise_heads": 8,
+    "kv_heads": 4,
+    "head_dim": 8,
+    "experts": 4,
+}
+"""Sizes of an example, for axes that most families have."""
+
+
+OTHER_SIZE = 8
+"""Size of any other axis for which the class has no default."""
+
+
+def example(family: Family, **switches: Any) -> Headers:
+    """Make a small example of a family: a minimal config with some switches.
+
+    In a family with experts, every layer has experts, and each token uses two of them.
+    """
+    config: dict[str, Any] = {"model_type": family.model_types[0]}
+    if family.experts:
+        config |= {**family.experts.config, family.experts.top_k: 2}
+    config |= switches
+    assert config["model_type"] in family.model_types
+    known = {key: value for key, value in family.defaults.items() if not callable(value)}
+    for key, entry in family.axes.items():
+        assumed = key in family.defaults
+        if key in family.derived or (callable(entry) and assumed):
+            continue
+        axes = entry(known | config) if callable(entry) else entry
+        if axes and (not assumed or EXAMPLE_SIZES.keys() >= {*axes}):
+            config[key] = sum(EXAMPLE_SIZES.get(axis, OTHER_SIZE) for axis in axes)
+    return Headers(family, config, f"an example of {family.name}")
+
 
 POSITIONS = {"rope_theta": 1e4, "max_position_embeddings": 64}
 """What an example states, so that no class need be imported for it."""

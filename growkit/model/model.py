@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from copy import copy
 from functools import cached_property
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from growkit.base import tensors
 from growkit.base.errors import InputError
@@ -233,24 +233,6 @@ def predicting(config: Config) -> dict[str, int]:
     return {key: value for key, value in entries.items() if isinstance(value, int) and value}
 
 
-EXAMPLE_SIZES = {
-    "vocab": 64,
-    "hidden": 64,
-    "ffn": 64,
-    "layers": 2,
-    "heads": 8,
-    "signal_heads": 8,
-    "noise_heads": 8,
-    "kv_heads": 4,
-    "head_dim": 8,
-    "experts": 4,
-}
-"""Sizes of an example, for axes that most families have."""
-
-OTHER_SIZE = 8
-"""Size of any other axis for which the class has no default."""
-
-
 class Headers(Model):
     """A model without weights: the header of every tensor that its family expects.
 
@@ -289,24 +271,3 @@ class Headers(Model):
     def cuts(self, name: str) -> int:
         """See ``Weights``."""
         return tensors.ANYWHERE
-
-
-def example(family: Family, **switches: Any) -> Headers:
-    """Make a small example of a family: a minimal config with some switches.
-
-    In a family with experts, every layer has experts, and each token uses two of them.
-    """
-    config: dict[str, Any] = {"model_type": family.model_types[0]}
-    if family.experts:
-        config |= {**family.experts.config, family.experts.top_k: 2}
-    config |= switches
-    assert config["model_type"] in family.model_types
-    known = {key: value for key, value in family.defaults.items() if not callable(value)}
-    for key, entry in family.axes.items():
-        assumed = key in family.defaults
-        if key in family.derived or (callable(entry) and assumed):
-            continue
-        axes = entry(known | config) if callable(entry) else entry
-        if axes and (not assumed or EXAMPLE_SIZES.keys() >= {*axes}):
-            config[key] = sum(EXAMPLE_SIZES.get(axis, OTHER_SIZE) for axis in axes)
-    return Headers(family, config, f"an example of {family.name}")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from growkit.base.errors import InputError, called, renamed
@@ -84,12 +85,10 @@ def grow(
     Raises:
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
-    of_recipe, of_run = (_taken(options, kind) for kind in (Recipe, Running))
     reads = [family] if isinstance(family, str | Path) else []
-    of_recipe["family"] = load_description(family)
-    step = recipes.GrowStep(method, options)
-    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), seed, **of_recipe)
-    return run(recipe, reads=reads, progress=progress, **of_run)
+    more = {"seed": seed, "family": load_description(family)}
+    step = recipes.GrowStep, method
+    return _one_step(*step, source, output, verify, progress, options, more, reads)
 
 
 @takes(Recipe, Running)
@@ -147,12 +146,14 @@ def _one_step(
     verify: Settings | bool,
     progress: Progress,
     options: dict[str, Any],
+    more: Mapping[str, Any] = MappingProxyType({}),
+    reads: Sequence[str | Path] = (),
 ) -> GrowResult:
     """Run a recipe of one step; ``options`` are those of recipe, run and step."""
     of_recipe, of_run = (_taken(options, declared) for declared in (Recipe, Running))
     step = kind(name, options)
-    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), **of_recipe)
-    return run(recipe, progress=progress, **of_run)
+    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), **of_recipe, **more)
+    return run(recipe, reads=reads, progress=progress, **of_run)
 
 
 def _taken(options: dict[str, Any], kind: type) -> dict[str, Any]:

@@ -6,7 +6,6 @@ proof will compare them.
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import TensorInfo
@@ -16,6 +15,7 @@ from growkit.model.checkpoint.format import Format, Output
 from growkit.model.checkpoint.publishing import write_json
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import temporary
+from growkit.model.checkpoint.writing import write_frame
 from growkit.model.families.family_parts import value_at
 from growkit.planning.plan import Lineage
 from growkit.proof.config_comparison import different_settings, judge
@@ -37,7 +37,10 @@ def check_settings_held(
         InputError: a setting or tensor is lost; the message names it.
     """
     with temporary("outline") as folder:
-        _outline(files, folder)
+        for shard in files.shards:
+            write_frame(shard, folder, whole=True)
+        for name, content in files.files.items():
+            (folder / name).write_bytes(content)
         if not file_format.self_contained:
             target = lineage.target
             write_json(
@@ -69,19 +72,6 @@ def _first_other_setting(source: Checkpoint, written: Checkpoint) -> str | None:
             values = [json.dumps(value_at(config, key)) for config in (was, now)]
             return f"{key} {values[0]} (it would be read as {values[1]})"
     return None
-
-
-def _outline(files: Output, folder: Path) -> None:
-    """Write the files without the data of tensors, which takes no disk space."""
-    for shard in files.shards:
-        with (folder / shard.name).open("wb") as stream:
-            for offset, content in shard.frame.items():
-                stream.seek(offset)
-                stream.write(content)
-            ends = (shard.offsets[name] + info.bytes for name, info in shard.tensors.items())
-            stream.truncate(max(stream.tell(), *ends))
-    for name, content in files.files.items():
-        (folder / name).write_bytes(content)
 
 
 def _first_lost(planned: Mapping[str, TensorInfo], written: Mapping[str, TensorInfo]) -> str | None:

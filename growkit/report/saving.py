@@ -14,12 +14,12 @@ from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
+import yaml
 from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup
 
-from growkit.base.errors import InputError, plain
+from growkit.base.errors import InputError, plain, reason
 from growkit.base.names import name_of, without_paths
-from growkit.base.parsing import yaml_texts
 from growkit.base.units import size
 from growkit.model.checkpoint.folder import CARD, MAX_YAML, Folder
 from growkit.model.checkpoint.inputs import Inputs
@@ -339,3 +339,15 @@ def _template(name: str, escape: Callable[[Any], Markup]) -> Template:
     )
     environment.filters.update(_FILTERS)
     return environment.get_template(name)
+
+
+def yaml_texts(text: str) -> Any:
+    """Parse a YAML text of another program, with every scalar as it is written, such as ``no``.
+
+    Raises:
+        ValueError: it is not YAML.
+    """
+    try:
+        return yaml.load(text, yaml.BaseLoader)  # noqa: S506 - it makes only text, lists and dicts
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ValueError(reason(error)) from None

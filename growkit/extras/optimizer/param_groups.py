@@ -10,6 +10,7 @@ heads in one ``q_proj``), the shared value is between them and minimises the lar
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from growkit.algebra.update_law import MUON_ADJUSTMENTS, Update, muon_rate
+from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.tensors import TensorInfo
@@ -55,6 +56,13 @@ ADAPTER_PARTS = re.compile(
     r"|trainable_tokens_delta)\.\w+"
 )
 """PEFT's name of an adapter's parameter, followed by the adapter's name."""
+
+
+MUON_ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
+    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+}
+"""Factors of a matrix's rate in ``torch.optim.Muon``, by ``adjust_lr_fn``."""
 
 
 @dataclass(frozen=True)
@@ -419,3 +427,24 @@ def check_same(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], folder: 
 def class_name(name: str) -> str:
     """The name of a parameter without the parts that wrappers insert."""
     return WRAPPERS.sub("", name.removeprefix("base_model.model."))
+
+
+def muon_rate(
+    times: float, n_in: float, n_out: float, shape: tuple[int, int], adjust_lr_fn: str
+) -> float:
+    """The factor of Muon's rate for a tiled matrix (``torch/optim/_muon.py``).
+
+    Orthogonalising a matrix that is tiled a × b times gives the tiled orthogonal matrix times
+    1/√(a·b). torch multiplies it by an adjustment for the larger shape.
+
+    Args:
+        times: factor of the weights, apart from the split.
+        n_in: number of parts into which the weights are split.
+        n_out: number of copies that share a gradient.
+        shape: [rows, columns] of the grown matrix.
+        adjust_lr_fn: Muon's ``adjust_lr_fn``.
+    """
+    rows, columns = shape
+    adjusted = MUON_ADJUSTMENTS[adjust_lr_fn]
+    before = adjusted(rows / n_out, columns / n_in)
+    return times * math.sqrt(n_out / n_in) * before / adjusted(rows, columns)

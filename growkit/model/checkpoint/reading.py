@@ -31,7 +31,7 @@ from growkit.model.checkpoint.format import find_format, other_formats, refuse_f
 from growkit.model.checkpoint.publishing import write_json
 from growkit.model.checkpoint.scratch import temporary
 from growkit.model.checkpoint.weight_file import StoredWeights
-from growkit.model.checkpoint.writing import header_of
+from growkit.model.checkpoint.writing import shards_of, write_frame
 from growkit.model.model import Derived, Model
 
 
@@ -370,8 +370,6 @@ def outlined(weights: Weights, config: Config) -> Iterator[Checkpoint]:
     """
     with temporary("outline") as folder:
         write_json(folder / "config.json", config)
-        header = header_of(weights.tensors)
-        with (folder / "model.safetensors").open("wb") as file:
-            file.write(header)
-            file.truncate(len(header) + tensors.total_bytes(weights.tensors))
+        for shard in shards_of(weights.tensors, tensors.total_bytes(weights.tensors)):
+            write_frame(shard, folder, whole=True)
         yield Checkpoint(folder)

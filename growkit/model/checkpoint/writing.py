@@ -94,6 +94,24 @@ class Shard:
     checksums: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
+def write_frame(shard: Shard, folder: Path, *, whole: bool = False) -> None:
+    """Write a file without the data of its tensors.
+
+    Args:
+        shard: the file.
+        folder: its folder.
+        whole: whether the file gets its full size, which takes no disk space.
+    """
+    file = folder / shard.name
+    with file.open("r+b" if file.exists() else "wb") as stream:
+        for offset, content in shard.frame.items():
+            stream.seek(offset)
+            stream.write(content)
+        if whole:
+            ends = (shard.offsets[name] + info.bytes for name, info in shard.tensors.items())
+            stream.truncate(max(stream.tell(), *ends))
+
+
 Save = Callable[[Weights, Path, "Iterable[Shard]"], None]
 """``write_shards`` with progress and hashes given."""
 
@@ -194,10 +212,7 @@ def write_shards(
         try:
             for shard in shards:
                 file, written = folder / shard.name, _Written(shard)
-                with file.open("r+b" if file.exists() else "wb") as stream:
-                    for offset, text in shard.frame.items():
-                        stream.seek(offset)
-                        stream.write(text)
+                write_frame(shard, folder)
                 if not shard.checksums:
                     hashes.add(file, flushed=True, written=written)
                 write = partial(_write_tensor, weights, file, shard, written, advance, stop)
