@@ -313,13 +313,10 @@ class _Run:
         Raises:
             InputError: the format does not hold the model, or a setting of it.
         """
-        from growkit.proof.format_preflight import check_settings_held  # imports torch
-
         shard_bytes = writing.parse_bytes(self.recipe.shard_size)
         config = resolved(self.target.config) or self.target.config
         files = file_format.output(self.target, config, self.source.opened, shard_bytes)
-        if not file_format.read_by_transformers:
-            check_settings_held(files, file_format, self.source, self.lineage)
+        file_format.check_held(files, self.source, self.lineage)
         self.result["bytes"] = total_bytes(files.tensors.tensors)
         self.result["warnings"] += files.warnings
         return files

@@ -18,7 +18,6 @@ from growkit.base.errors import InputError, reason
 from growkit.base.limits import DEVICE_MARGIN, SPACING, Limit, native_limit, strict_limit, within
 from growkit.engine import metrics
 from growkit.engine.calls import Call
-from growkit.engine.class_weights import StoredGradients
 from growkit.engine.device import (
     CPU,
     RUNS,
@@ -38,7 +37,6 @@ from growkit.proof.pair import Pair
 from growkit.proof.preflight import vocabulary_error
 from growkit.proof.rounding import Inflation, compare_rounding
 from growkit.proof.side_by_side import Comparison, Models, SideBySide, computed_on
-from growkit.proof.trainability import Gradients
 from growkit.results.proof_result import (
     AGAIN,
     MORE,
@@ -49,7 +47,6 @@ from growkit.results.proof_result import (
     LogitsSection,
     ModeResult,
     Section,
-    TrainabilitySection,
     counted,
     too_much,
 )
@@ -68,7 +65,6 @@ class Strict:
         compared: the comparison.
         controls: rounding in the source, and the deliberate fault.
         altering: new layers that hand on other values than they receive, beside hidden states.
-        trainability: the findings on gradients; None if they were not computed.
         notes: notes on what was not compared.
         fault: why the CPU computed instead of the device, in a phrase; empty if not.
     """
@@ -78,7 +74,6 @@ class Strict:
     compared: Comparison
     controls: Controls
     altering: Sequence[str]
-    trainability: TrainabilitySection | None
     notes: Sequence[str]
     fault: str = ""
 
@@ -251,15 +246,11 @@ def unlike_cpu(strict: Strict) -> str:
 
 
 def _run(side: SideBySide, modes: Sequence[Mode]) -> Strict:
-    """Compare in strict float64, with the negative control and the gradients."""
+    """Compare in strict float64, with the negative control."""
     pair, (source, target) = side.pair, side.models
-    stored, plans = StoredGradients(pair.after), pair.lineage.plans
-    rules = plans[-1].rules if plans else ()
-    fits = all(pair.after.tensors.get(rule.target) == rule.info for rule in rules)
-    gradients = Gradients(plans if fits else (), stored)
-    wanted = gradients.new_capacity or pair.settings.trainability
+    wanted = pair.settings.trainability or pair.lineage.new_capacity
     controls = side.controls(Call(modes[0].calls[0].ids[:MAX_TOKENS]), wanted=wanted)
-    coverage, trainability = Coverage(), None
+    coverage = Coverage()
     with strict_float64():
         compared = side.compare(side.models, modes, "float64", controls, coverage)
         own, new = source.altering, target.altering
@@ -267,23 +258,13 @@ def _run(side: SideBySide, modes: Sequence[Mode]) -> Strict:
             model.check_reach()
         _check_usable(pair, compared.prefill)
         notes = _new_tokens(side, compared.end) + _tokens_left_out(pair, side.place)
-        if wanted:
-            inputs = controls.given, controls.extras
-            idle = target.gradients(controls.call.ids, *inputs, gradients.look)
-            names = [name for name, _ in target.model.named_parameters() if target.stores(name)]
-            trainability = gradients.section(names, len(idle), asked=pair.settings.trainability)
-    if stored.lost:
-        notes.append(
-            f"gradients of {len(stored.lost)} tensors were not checked, because transformers "
-            f"converts them in a way that cannot be inverted (first {min(stored.lost)})"
-        )
     if unseen := coverage.without_effect:
         notes.append(
             f"no logit of these prompts depends on {counted(len(unseen), 'kind')} of tensors "
             f"(first {target.stored(unseen[0])})"
         )
     altering = new if len(new) > len(own) else []
-    return Strict(side, modes, compared, controls, altering, trainability, notes)
+    return Strict(side, modes, compared, controls, altering, notes)
 
 
 def _check_usable(pair: Pair, prefill: Distance) -> None:

@@ -48,7 +48,6 @@ def prove(request: Request) -> VerifyResult:
             files=files,
             logits=logits_section(function),
             modes=modes_section(function),
-            trainability=function.strict.trainability,
         )
         fault = explain(function, sections)
         for name, check in checks().items():

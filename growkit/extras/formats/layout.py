@@ -20,7 +20,8 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import NDArray, Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, full, slabs
 from growkit.base.torch_internals import stored_dtypes
-from growkit.model.checkpoint.format import Format
+from growkit.model.checkpoint.format import Format, Output
+from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.weight_file import MAX_SIZE
 from growkit.model.families.family_parts import MAX_EXPERTS
 from growkit.model.model import Model
@@ -466,6 +467,12 @@ class LaidOut(Format):
     def from_transformers(self, model: Model, config: Config) -> Weights:
         """See ``Format``."""
         return Arranged(model, config, self.layout(config), self.title)
+
+    def check_held(self, files: Output, source: Checkpoint, lineage: Any) -> None:
+        """See ``Format``."""
+        from growkit.extras.formats.preflight import check_settings_held  # imports torch
+
+        check_settings_held(files, self, source, lineage)
 
     def check_type(self, config: Config) -> None:
         """Refuse a type that is not among ``models``.

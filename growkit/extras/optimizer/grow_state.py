@@ -22,7 +22,7 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress
 from growkit.base.tensors import TensorInfo, Weights, cut
-from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
+from growkit.engine.class_weights import ClassWeights, one_row, stacks
 from growkit.engine.loader import Conversion, by_parameter, loading
 from growkit.engine.transformers_class import require_class
 from growkit.extras.optimizer.param_groups import (
@@ -34,6 +34,7 @@ from growkit.extras.optimizer.param_groups import (
 )
 from growkit.extras.optimizer.schedule import grown_schedule
 from growkit.extras.optimizer.state import MUON, ORDERS, STEP, State, TargetState, open_state
+from growkit.extras.optimizer.stored_gradients import StoredGradients, Unconverted
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.writing import Hashes, write_shards
 from growkit.model.model import Model

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import registered
@@ -19,6 +20,9 @@ from growkit.model.checkpoint.folder import FOLLOWED, SINGLE, Folder, instead_of
 from growkit.model.checkpoint.weight_file import StoredWeights
 from growkit.model.checkpoint.writing import Shard
 from growkit.model.model import Model
+
+if TYPE_CHECKING:
+    from growkit.model.checkpoint.reading import Checkpoint
 
 MAX_DIGITS = 18
 """Largest number of digits of a whole number in a config; more do not fit into 64 bits."""
@@ -121,6 +125,18 @@ class Format:
             InputError: the format, as far as growkit knows it, cannot hold the model.
         """
         raise NotImplementedError
+
+    def check_held(self, files: Output, source: Checkpoint, lineage: Any) -> None:
+        """Refuse a model of which another program would read other settings or tensors.
+
+        Args:
+            files: the planned files.
+            source: the source.
+            lineage: the plan that keeps it, a ``growkit.planning.plan.Lineage``.
+
+        Raises:
+            InputError: a setting or tensor is lost; the message names it.
+        """
 
     def notes(self, folder: Folder, names: Sequence[str]) -> Iterator[str]:
         """Sentences on what is in the folder, but not read."""

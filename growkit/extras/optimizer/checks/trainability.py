@@ -16,10 +16,17 @@ from torch import Tensor
 
 from growkit.algebra.expansion import IndexMap
 from growkit.algebra.growth_law import zeros_in
+from growkit.base.errors import InputError, reason
 from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
+from growkit.engine.device import CPU, device_name
+from growkit.engine.strict import strict_float64
+from growkit.extras.optimizer.stored_gradients import Named, StoredGradients
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.transforms import Kept, Mapped, Subtensor, Transform
+from growkit.proof.check import Check
+from growkit.proof.logits import Function
+from growkit.proof.pair import Pair
 from growkit.results.proof_result import (
     CopyDistance,
     Finding,
@@ -55,7 +62,44 @@ OTHER_TEXT = (
 )
 BREAK = "let copies diverge in training: make the target with --symmetry break"
 
-Named = tuple[str, Tensor]
+
+def check_trainability(pair: Pair, function: Function) -> TrainabilitySection | None:
+    """Compute the gradients of the target on the beginning of the first prompt.
+
+    Raises:
+        InputError: the device cannot compute them.
+    """
+    lineage, asked, strict = pair.lineage, pair.settings.trainability, function.strict
+    if not (asked or lineage.new_capacity):
+        return None
+    rules = lineage.plans[-1].rules if lineage.plans else ()
+    fits = all(pair.after.tensors.get(rule.target) == rule.info for rule in rules)
+    if not (asked or fits):
+        return None
+    stored, target, controls = StoredGradients(pair.after), strict.side.models[1], strict.controls
+    gradients = Gradients(lineage.plans if fits else (), stored)
+    try:
+        with strict_float64():
+            inputs = controls.given, controls.extras
+            idle = target.gradients(controls.call.ids, *inputs, gradients.look)
+    except RuntimeError as error:
+        if target.device == CPU:
+            raise
+        raise InputError(
+            f"{device_name(target.device)} cannot compute gradients ({reason(error)}); prove it "
+            "with --device cpu"
+        ) from error
+    names = [name for name, _ in target.model.named_parameters() if target.stores(name)]
+    section = gradients.section(names, len(idle), asked=asked)
+    if stored.lost:
+        section.notes.append(
+            f"gradients of {len(stored.lost)} tensors were not checked, because transformers "
+            f"converts them in a way that cannot be inverted (first {min(stored.lost)})"
+        )
+    return section
+
+
+CHECK = Check(check_trainability)
 
 
 class Gradients:
@@ -71,7 +115,6 @@ class Gradients:
         self, plans: Sequence[Plan], as_stored: Callable[[str, Tensor], Iterable[Named]]
     ) -> None:
         growths = [index for index, plan in enumerate(plans) if plan.copies]
-        self.new_capacity = bool(growths) or any(plan.layers for plan in plans)
         last = growths[-1] if growths else len(plans)
         self._plans, self._later = plans, plans[last + 1 :]
         self._rules = {rule.target: rule for plan in plans[last : last + 1] for rule in plan.rules}
