@@ -31,7 +31,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "x4": {"experts": "x4"},
     "x4, equal rows": {"experts": "x4", "symmetry": "keep"},
     "x3/2": {"experts": "x3/2"},
-    "x3/2, by use": {"experts": "x3/2", "calibration": "TEXT"},
 }
 
 
@@ -71,17 +70,15 @@ def main() -> None:
     columns = ("experts", "seed", "KL in float64", "in its dtype", "loss before", "loss after")
     print(machine("transformers") + head(*columns))
     with tempfile.TemporaryDirectory() as place:
-        known, held = Path(place) / "known.txt", Path(place) / "held.txt"
-        known.write_text(content[:cut], encoding="utf-8")
+        held = Path(place) / "held.txt"
         held.write_text(content[cut:], encoding="utf-8")
         source = specialised(arguments.source, content[:cut], arguments.steps, Path(place) / "new")
         settings = growkit.Settings(text=str(held), prompts=16, length=LENGTH)
         for name, options in WAYS.items():
             for seed in range(2 if "equal" not in name else 1):
-                chosen = {k: str(known) if v == "TEXT" else v for k, v in options.items()}
                 out = Path(place) / f"{name} {seed}"
                 more = {"method": "experts", "top_k": 2, "seed": seed, "verify": settings}
-                proof = growkit.grow(source, out, **more, **chosen)["verification"]
+                proof = growkit.grow(source, out, **more, **options)["verification"]
                 kl = (proof[each]["kl_nats_per_token"] for each in ("strict_float64", "native"))
                 losses = (proof.sections.logits.loss_source, proof.sections.logits.loss_target)
                 figures = (*(f"{k:.4f}" for k in kl), *(f"{loss:.3f}" for loss in losses))

@@ -21,7 +21,6 @@ from tests.conftest import (
     save_model,
     save_random,
     seeded,
-    with_tokenizer,
 )
 from tests.families import (
     DENSE,
@@ -243,48 +242,6 @@ def test_groups_keep_copies_apart(groups: tuple[int, int], promise: str, tmp_pat
     copies = torch.cat(used)
     assert len({*copies.flatten().tolist()}) > 1  # tokens divide among them
     assert bool((copies == copies[:, :1]).all()) is bool(promise)
-
-
-def test_copies_by_use_are_counted_as_the_class_chooses(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("Once upon a time, there were more experts, and a token met as many. " * 9)
-    config = FAMILIES["qwen3_moe"].any(seeded(5)) | {"num_experts": 4, "vocab_size": 257}
-    config |= {"decoder_sparse_step": 1, "num_hidden_layers": 3, "mlp_only_layers": [1]}
-    folder = save_random(tmp_path / "source", CONFIG_MAPPING["qwen3_moe"](**config), 5)
-    source, out = with_tokenizer(folder), tmp_path / "out"
-    options: dict[str, Any] = {"method": "experts", "experts": 7, "top_k": 2}
-    grown = growkit.grow(source, out, calibration=str(text), verify=QUICK, **options)
-    assert grown["kept"]
-    recipe = json.loads((out / "growkit.json").read_text())["recipe"]
-    settled = recipe["steps"][0]
-    assert "calibration" not in settled
-    counts = [list(map(int, each.split(","))) for each in settled["copies"].split("/")]
-
-    model = load_strict(source)
-    used: list[torch.Tensor] = []
-    for layer in (model.model.layers[0], model.model.layers[2]):
-        layer.mlp.gate.register_forward_hook(lambda _, args, out: used.append(out[2].flatten()))
-    ids = torch.tensor(list(text.read_bytes()))
-    chosen = torch.zeros(2, 4)
-    for window in ids.split(64):  # the longest context
-        used.clear()
-        with strict_float64(), torch.no_grad():
-            model(window[None])
-        chosen += torch.stack([each.bincount(minlength=4) for each in used])
-    for uses, copies in zip(chosen.tolist(), counts, strict=True):
-        assert sum(copies) == 7
-        for more in range(4):
-            for fewer in range(4):  # no copy would serve better elsewhere
-                assert (
-                    copies[more] == 1
-                    or uses[more] / (copies[more] - 1) >= uses[fewer] / copies[fewer]
-                )
-    weights = load_file(out / "model.safetensors")
-    before = load_file(source / "model.safetensors")
-    order = [e for c in range(4) for e in range(4) if counts[1][e] > c]
-    for number, expert in enumerate(order):
-        name = "model.layers.2.mlp.experts.{}.up_proj.weight"
-        assert weights[name.format(number)].equal(before[name.format(expert)])
 
 
 def test_groups_of_experts_stay_of_equal_size(tmp_path: Path) -> None:

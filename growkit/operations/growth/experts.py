@@ -30,17 +30,14 @@ the router distinguishes copies of an expert:
 - A sigmoid does change. If a router adds corrections that affect only the choice, a little noise in
   these decides between copies. If a token uses one group, copies are in groups of their own, and
   each group computes the same as the original group.
-- If some experts get more copies than others, such as those that a text uses most, no number fits
-  all copies. They share the places, and a little noise in their rows lets them diverge.
+- If some experts get more copies than others, no number fits all copies. They share the places, and
+  a little noise in their rows lets them diverge.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import frexp, prod
-from pathlib import Path
-from typing import Any
 
 from growkit.algebra.growth_law import Rows
 from growkit.algebra.splits import noise
@@ -48,8 +45,7 @@ from growkit.base.axes import Role
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option, Value
-from growkit.base.settings import Settings
-from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
+from growkit.base.tensors import Config
 from growkit.model.families.family_parts import MAX_EXPERTS, Experts, Member, value_at, with_value
 from growkit.model.model import Model
 from growkit.operations.growth.copying import SNR_DB, SYMMETRY, shares_of
@@ -63,10 +59,7 @@ EXPERTS = "experts"
 """The axis of experts."""
 
 Order = tuple[int, ...]
-"""For each expert of a layer, the expert that it copies: all first copies, all second ones, ..."""
-
-
-COUNTS = re.compile(r"[1-9][0-9]{0,5}([,/][1-9][0-9]{0,5})*")
+"""For each expert, the expert that it copies: all first copies, all second ones, ..."""
 
 
 NUMBER = SizeOption(
@@ -84,16 +77,6 @@ TOP_K = Option(
     kind=int,
     limits=(1, MAX_COUNT),
 )
-COPIES = Option(
-    "copies",
-    "number of copies of each expert, for all layers, or for each layer with / between them; by "
-    "default as even as possible",
-    form="N,N,…",
-    accepts=lambda text: bool(COUNTS.fullmatch(text)),
-)
-USE = Option(
-    "calibration", "a UTF-8 text; the experts that it uses most get the most copies", form="TEXT"
-)
 
 
 class MoreExperts(Operation):
@@ -101,27 +84,20 @@ class MoreExperts(Operation):
 
     name = "experts"
     paper = "https://arxiv.org/abs/2604.19835"
-    options: tuple[Option, ...] = (NUMBER, TOP_K, COPIES, USE, SYMMETRY, SNR_DB)
+    options: tuple[Option, ...] = (NUMBER, TOP_K, SYMMETRY, SNR_DB)
 
     def plan(self, source: Model, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         copying = _Copying(source, options, seed)
-        orders = copying.orders(options)
         plan = Plan.checked(
             source,
             copying.config,
-            {
-                member.name: copying.transform(member, orders.get(member.layer, ()))
-                for member in copying.members
-            },
-            copies={EXPERTS: max(order.count(0) for order in orders.values())},
+            {member.name: copying.transform(member) for member in copying.members},
+            copies={EXPERTS: copying.order.count(0)},
             divergence="" if copying.together else "copies of an expert train on different tokens",
         )
         settings: dict[str, Value | None] = {"symmetry": options["symmetry"]}
-        settings |= {"snr_db": copying.shares.snr_db, USE.name: None}
-        if USE.name in options:
-            counts = (map(order.count, range(copying.present)) for order in orders.values())
-            settings[COPIES.name] = "/".join(",".join(map(str, numbers)) for numbers in counts)
+        settings["snr_db"] = copying.shares.snr_db
         return Change([plan], *copying.promise, settings, by_ties=copying.together)
 
 
@@ -157,6 +133,7 @@ class _Copying:
         count: number of experts in the target.
         top_k: number of experts that a token of the target goes through.
         config: config of the target.
+        order: see ``Order``.
         members: all tensors of the target.
         weight: weight of a copy, as a part of that of its expert, if all copies are chosen.
         together: whether all copies of a chosen expert are chosen.
@@ -172,15 +149,12 @@ class _Copying:
         complete, sizes = source.complete, source.sizes
         self._source, self._seed, self.shares = source, seed, shares_of(options, seed)
         self.present, top_k = sizes[EXPERTS], options.get("top_k")
-        if top_k is None and (dependent := {COPIES.name, USE.name} & options.keys()):
-            raise InputError(
-                f"{min(dependent)} requires --top-k, the experts that a token goes through"
-            )
         self.count = wanted_experts(
             options[EXPERTS], self.present, sizes["layers"], multiple=top_k is None
         )
         copies, rest = divmod(self.count, self.present)
-        self._evenly = not rest and not {COPIES.name, USE.name} & options.keys()
+        self._evenly = not rest
+        self.order = tuple(expert % self.present for expert in range(self.count))
         self.config = dict(family.resized(source.config, sizes | {EXPERTS: self.count}))
         chosen = value_at(complete, experts.top_k)
         if not isinstance(chosen, int) or not 1 <= chosen <= self.present:
@@ -211,6 +185,12 @@ class _Copying:
                 "power of two; choose one that is, or --symmetry keep for copies that stay equal"
             )
         self.members = family.members(self.config)
+        if all(
+            (expert_of(m), along_experts(m)) == (None, None)
+            for m in self.members
+            if m.layer is not None
+        ):
+            raise InputError(f"no layer of {source.where()} has experts to copy")
         self._corrected = any(map(self._is_correction, self.members))
 
     def _keep_groups(self, experts: Experts, complete: Config, copies: int) -> bool:
@@ -254,47 +234,9 @@ class _Copying:
             return "exact", ""
         return "bounded", "experts may be swapped if their router scores differ by less than 1e-6"
 
-    def orders(self, options: Mapping[str, str]) -> dict[int | None, Order]:
-        """Make the order of every layer with experts.
-
-        Raises:
-            InputError: there are no such layers, the given copies do not fit, or the text cannot be
-                used.
-        """
-        every, nothing = self.members, (None, None)
-        with_experts = (m for m in every if (expert_of(m), along_experts(m)) != nothing)
-        layers = sorted({member.layer for member in with_experts if member.layer is not None})
-        if not layers:
-            raise InputError(f"no layer of {self._source.where()} has experts to copy")
-        quotient, more = divmod(self.count, self.present)
-        counts = [[quotient + (expert < more) for expert in range(self.present)]]
-        if USE.name in options:
-            numbers = self.present, self.count, len(layers)
-            counts = _copies_by_use(self._source, options[USE.name], *numbers)
-        elif COPIES.name in options:
-            counts = [
-                [*map(int, numbers.split(","))] for numbers in options[COPIES.name].split("/")
-            ]
-        counts *= len(layers) if len(counts) == 1 else 1
-        if len(counts) != len(layers) or any(
-            (len(numbers), sum(numbers)) != (self.present, self.count) for numbers in counts
-        ):
-            raise InputError(
-                f"copies {options[COPIES.name]} do not fit; {self.present} numbers with the sum "
-                f"{self.count} were expected, once or for each of {len(layers)} layers"
-            )
-        return {
-            layer: tuple(e for c in range(max(numbers)) for e, n in enumerate(numbers) if n > c)
-            for layer, numbers in zip(layers, counts, strict=True)
-        }
-
-    def transform(self, place: Member, order: Order) -> Transform:
-        """Make the transform of a tensor.
-
-        Args:
-            place: the tensor in the target.
-            order: the order of its layer; empty for layers without experts.
-        """
+    def transform(self, place: Member) -> Transform:
+        """Make the transform of a tensor of the target."""
+        order = self.order
         splits = self.together and is_last(place) and (self.shares.parting or self.weight == 1)
         parting, expert, copies = splits, expert_of(place), self.count // self.present
         times = 1 / self.weight
@@ -309,7 +251,7 @@ class _Copying:
             rows, at = (*range(self._source.tensors[of].shape[0]),) * copies, 0
         elif at is None:
             return Kept(of)
-        elif self.shares.parting and not self.together and (noisy := self._noisy(place, order)):
+        elif self.shares.parting and not self.together and (noisy := self._noisy(place)):
             return noisy
         # Copies of all rows, or of all experts, block by block; or the parts of a split.
         shape, role = self._source.tensors[of].shape, Role.READ if parting else Role.WRITTEN
@@ -325,8 +267,9 @@ class _Copying:
         offsets = (copy * shape[0], *(0 for _ in shape[1:]))
         return Subtensor(mapped, offsets, f"part {copy + 1} of {copies} of {why}")
 
-    def _noisy(self, place: Member, order: Order) -> Transform | None:
+    def _noisy(self, place: Member) -> Transform | None:
         """Copy a router's tensor with noise that distinguishes copies; None for other tensors."""
+        order = self.order
         copies = tuple(order[:row].count(expert) for row, expert in enumerate(order))
         rows, size, by = tuple(range(len(order))), LITTLE, "a little noise"
         matrix = bool(place.pattern.axes(Role.READ))
@@ -385,70 +328,6 @@ def _add_noise(key: str, order: Order, drawn: Order, size: float, tensor: Tensor
     _, exponent = frexp(float(exact.abs().max()))
     added = torch.from_numpy(fields[list(drawn)]) * (size * 2.0 ** (exponent - 1))
     return (copied + added).reshape(len(order), *tensor.shape[1:]).to(tensor.dtype)
-
-
-WINDOWS = 64
-"""Number of windows of the text: at 512 tokens each, choices for 32,768 tokens are counted."""
-
-
-def _copies_by_use(
-    source: Model, text: str, present: int, count: int, layers: int
-) -> list[list[int]]:
-    """Choose the number of copies of each expert, for every layer with experts.
-
-    Every expert has one copy. Each further copy goes to the expert with the most tokens per copy.
-    The model is streamed from its files, one layer at a time, and its own router chooses experts.
-
-    Args:
-        source: a model with experts.
-        text: path of a UTF-8 text.
-        present: number of experts in a layer of the source.
-        count: number of experts in a layer of the target.
-        layers: number of layers with experts.
-
-    Raises:
-        InputError: the text or the model cannot be used, or the class does not pass the chosen
-            indices to its experts in every layer.
-    """
-    from growkit.engine.calls import Call
-    from growkit.engine.device import choose_device
-    from growkit.engine.layerwise import Layerwise
-    from growkit.engine.prompts import make_prompts
-
-    folder = Path(source.where())
-    windows = make_prompts(Settings(text, WINDOWS), folder, source.config).windows
-    dtype = getattr(torch, TORCH_NAMES[main_dtype(source.tensors)])
-    model = Layerwise(source, dtype, choose_device("auto", dtype))
-    used = torch.zeros(present, dtype=torch.long)
-
-    def count_choices(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for argument in (*args, *kwargs.values()):
-            if isinstance(argument, torch.Tensor) and not argument.is_floating_point():
-                used.add_(argument.flatten().bincount(minlength=present)[:present].cpu())
-
-    for module in model.model.modules():
-        if type(module).__name__.endswith("Experts"):
-            module.register_forward_pre_hook(count_choices, with_kwargs=True)
-    counts = []
-    for _ in model.stages([Call(window) for window in windows]):
-        if used.any():
-            counts.append(_copies(used.tolist(), count))
-            used.zero_()
-    if len(counts) != layers:
-        raise InputError(
-            f"{type(model.model).__name__} shows in {len(counts)} of {layers} layers which experts "
-            "it chooses; give the number of copies of each (--copies) instead of --calibration"
-        )
-    return counts
-
-
-def _copies(used: Sequence[int], count: int) -> list[int]:
-    """Distribute copies among experts, at least one to each."""
-    copies = [1] * len(used)
-    for _ in range(count - len(used)):
-        busiest = max(range(len(used)), key=lambda expert: used[expert] / copies[expert])
-        copies[busiest] += 1
-    return copies
 
 
 def wanted_experts(size: str, present: int, layers: int, *, multiple: bool = True) -> int:
