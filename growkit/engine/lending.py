@@ -344,40 +344,31 @@ def _is_large_stack(info: TensorInfo) -> bool:
 
 
 @contextmanager
-def scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
-    """Multiply one parameter of a layer by a factor, inside this context."""
-    owner, last, parameter = _owner(layer, key)
-    lent = vars(owner).get(last)
-    if isinstance(lent, Stored):
-        lent.factor = factor
-        yield
-        lent.factor = 1.0
-    else:
-        unscaled, parameter.data = parameter.data, parameter.data * factor
-        yield
-        parameter.data = unscaled
+def altered(layer: nn.Module, keys: Iterable[str], factor: float | None = None) -> Iterator[None]:
+    """Multiply parameters and buffers of a layer, inside this context.
 
-
-@contextmanager
-def disturbed(layer: nn.Module, keys: Iterable[str]) -> Iterator[None]:
-    """Replace parameters and buffers of a layer by others of the same size, inside this context.
-
-    Columns are multiplied by 0.5 to 1.5, as norms undo a common factor; zeros become these factors.
+    Args:
+        layer: the layer.
+        keys: their names in the layer.
+        factor: the factor; None to multiply columns by 0.5 to 1.5, as norms undo a common factor.
+            Zeros then become these factors.
     """
-    with ExitStack() as changed:
+    with ExitStack() as restored:
         for key in keys:
             path, _, last = key.rpartition(".")
             owner = layer.get_submodule(path)
             tensor = {**parameters_of(owner), **buffers_of(owner)}[last]
             assert tensor is not None
             if isinstance(lent := vars(owner).get(last), Stored):
-                changed.enter_context(patch.object(lent, "factor", -0.5))
+                restored.enter_context(patch.object(lent, "factor", factor or -0.5))
+                continue
+            restored.callback(setattr, tensor, "data", tensor.data)
+            if factor is not None:
+                tensor.data = tensor.data * factor
                 continue
             ramp = torch.linspace(0.5, 1.5, tensor.shape[-1] if tensor.dim() else 1).to(tensor)
-            changed.callback(setattr, tensor, "data", tensor.data)
-            tensor.data = (tensor.data if tensor.any() else torch.ones_like(tensor)) * ramp.view(
-                tensor.shape[-1:]
-            )
+            values = tensor.data if tensor.any() else torch.ones_like(tensor)
+            tensor.data = values * ramp.view(tensor.shape[-1:])
         yield
 
 

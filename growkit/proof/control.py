@@ -12,7 +12,7 @@ from torch import Tensor
 from growkit.base.limits import within
 from growkit.engine.calls import Call, CallError, Extras, Spool
 from growkit.engine.layerwise import Stage
-from growkit.engine.lending import disturbed, scaled
+from growkit.engine.lending import altered
 from growkit.engine.metrics import Distance, Head, distance_of, error_of
 
 MAX_TOKENS = 128
@@ -96,7 +96,7 @@ class Controls:
         elements = {key: p.numel() for key, p in matrices.items() if self.only in key}
         clean, largest = stage.after[call], 0.0
         for key in sorted(elements, key=lambda name: -elements[name]):
-            with scaled(stage.module, key, 1 + FAULT):
+            with altered(stage.module, [key], 1 + FAULT):
                 faulty = stage.again(call, before)
             # For example, an identity block multiplies the fault by zero.
             if (error := error_of(faulty, clean)) > largest:
@@ -183,6 +183,6 @@ class Coverage:
             if count is None or count == TRIES:
                 continue
             error = math.inf  # a layer that no longer runs shows it, too
-            with disturbed(stage.module, keys), suppress(CallError):
+            with altered(stage.module, keys), suppress(CallError):
                 error = error_of(stage.again(call, before), stage.after[call])
             self.tries[of_kind] = name, count + 1 if within(error, FAULT * VISIBLE) else None

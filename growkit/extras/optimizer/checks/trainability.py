@@ -16,10 +16,10 @@ from torch import Tensor
 
 from growkit.algebra.expansion import IndexMap
 from growkit.algebra.growth_law import zeros_in
-from growkit.base.errors import InputError, reason
+from growkit.base.errors import foreign
 from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
-from growkit.engine.device import CPU, device_name
+from growkit.engine.device import device_name
 from growkit.engine.strict import strict_float64
 from growkit.extras.optimizer.stored_gradients import Named, StoredGradients
 from growkit.planning.plan import Plan, Rule
@@ -78,17 +78,10 @@ def check_trainability(pair: Pair, function: Function) -> TrainabilitySection | 
         return None
     stored, target, controls = StoredGradients(pair.after), strict.side.models[1], strict.controls
     gradients = Gradients(lineage.plans if fits else (), stored)
-    try:
-        with strict_float64():
-            inputs = controls.given, controls.extras
-            idle = target.gradients(controls.call.ids, *inputs, gradients.look)
-    except RuntimeError as error:
-        if target.device == CPU:
-            raise
-        raise InputError(
-            f"{device_name(target.device)} cannot compute gradients ({reason(error)}); prove it "
-            "with --device cpu"
-        ) from error
+    failure = f"gradients cannot be computed on {device_name(target.device)}"
+    with strict_float64(), foreign(failure, "choose another --device"):
+        inputs = controls.given, controls.extras
+        idle = target.gradients(controls.call.ids, *inputs, gradients.look)
     names = [name for name, _ in target.model.named_parameters() if target.stores(name)]
     section = gradients.section(names, len(idle), asked=asked)
     if stored.lost:
