@@ -17,7 +17,7 @@ from growkit.base.errors import foreign
 from growkit.base.limits import SPACING, within_each
 from growkit.base.tensors import TensorInfo, cut, widened
 from growkit.base.torch_internals import stored_dtypes
-from growkit.engine.class_weights import Unconverted, class_weights, empty_model
+from growkit.engine.class_weights import class_weights, empty_model
 from growkit.engine.device import CPU
 from growkit.engine.lending import Lender
 from growkit.engine.transformers_class import quiet
@@ -26,6 +26,7 @@ from growkit.extras.adapters.checks.adapter import AdaptedWeights, is_merged
 from growkit.extras.adapters.grow_adapter import Adapter
 from growkit.extras.adapters.modules import Modules
 from growkit.extras.formats.checks.diagnosis import MAX_TOLD, sentences_on
+from growkit.extras.optimizer.stored_gradients import Unconverted
 from growkit.model.checkpoint.reading import Checkpoint, View
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
