@@ -143,16 +143,16 @@ def change(step: Step, source: Model, seed: int, *, complete_configs: bool = Tru
     family = source.family
     options = complete(step.operation, step.options)
     _ = source.unused  # refuses tensors that do not fit the config, before an operation uses them
-    before: list[Plan] = []
+    before, model = list[Plan](), source
     if not step.operation.expresses(family, source.config, options):
-        before.append(as_own(source))  # sets every key, so that no default is left to be written
+        before.append(as_own(source))
         options = dict(step.operation.portable(family, source.config, options))
-        source = Planned(source, before[0])
-    taken = step.operation.plan(source, options, seed)
-    after = taken.plans
-    if complete_configs:
-        after = [_with_defaults(source, plan) for plan in after]
-    return replace(taken, plans=[*before, *after])
+        model = Planned(source, before[0])
+    taken = step.operation.plan(model, options, seed)
+    plans = [*before, *taken.plans]
+    if complete_configs:  # not before the operation may refuse, as it takes seconds
+        plans = [_with_defaults(source, plan) for plan in plans]
+    return replace(taken, plans=plans)
 
 
 def planned_result(recipe: Recipe, source: Model, prepared: Prepared) -> GrowResult:
