@@ -1,11 +1,13 @@
 """Do models with an upgraded architecture train as well as their source does?
 
-A small Llama and a small Qwen3 learn a random text of second order; they are converted, and sources
-and results train on with AdamW for 100 steps of the same tokens, with five seeds, at the learning
-rates of the law of updates:
+A small Llama, Qwen3 and Granite learn a random text of second order; they are converted, and
+sources and results train on with AdamW for 100 steps of the same tokens, with five seeds, at the
+learning rates of the law of updates:
 
-    python benchmarks/upgrade_training.py
+    python benchmarks/upgrade_training.py [SOURCE ...]
 """
+
+import sys
 
 from pathlib import Path
 from statistics import fmean, stdev
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen3Config
 
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
@@ -50,6 +52,7 @@ UPGRADES: list[tuple[str, Any, dict[str, tuple[GrowStep | ConvertStep, ...]]]] =
         "Qwen3",
         Qwen3Config(**SIZES, **LINEAR),
         {
+            **{name: (ConvertStep(name, {}),) for name in ("mla", "hyper-connections")},
             "output-gate": (ConvertStep("output-gate", {}),),
             "output-gate, depth x2": (ConvertStep("output-gate", {}), DEEPER),
             "output-gate, depth x2 --kind linear_attention": (
@@ -57,6 +60,17 @@ UPGRADES: list[tuple[str, Any, dict[str, tuple[GrowStep | ConvertStep, ...]]]] =
                 INSERTED,
             ),
         },
+    ),
+    (
+        "Granite",
+        GraniteConfig(
+            **SIZES,
+            attention_multiplier=1 / 16,
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            logits_scaling=4.0,
+        ),
+        {name: (ConvertStep(name, {}),) for name in ("mla", "hybrid")},
     ),
 ]
 """Names and configs of sources, and by name the steps of what becomes of each."""
@@ -98,7 +112,8 @@ def main() -> None:
     text = next_tokens()
     print("| model | first loss | loss after 100 steps | parameters that stayed |")
     print("| --- | --- | --- | --- |")
-    for source, config, upgrades in UPGRADES:
+    chosen = [row for row in UPGRADES if row[0] in sys.argv[1:]] or UPGRADES
+    for source, config, upgrades in chosen:
         torch.manual_seed(0)
         trained = AutoModelForCausalLM.from_config(config)
         train(trained, trained.parameters(), text, 400, 99)

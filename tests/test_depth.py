@@ -39,7 +39,8 @@ Make = Callable[..., Path]
 
 LAYERS = 4
 
-KINDS = {"lfm2": "conv", "qwen3_5_text": "linear_attention", "qwen3_next": "linear_attention"}
+LINEAR = ("granitemoehybrid", "kimi_linear", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+KINDS = {"lfm2": "conv"} | dict.fromkeys(LINEAR, "linear_attention")
 """By type, a kind of layers that is neither full attention nor attention with a window."""
 
 
@@ -173,9 +174,7 @@ def test_any_family(kind: str, seed: int, tmp_path: Path) -> None:
 @pytest.mark.usage
 @pytest.mark.sampled(1, "qwen3_5_text-3")
 @pytest.mark.parametrize("seed", range(200))
-@pytest.mark.parametrize(
-    "kind", ["cohere2", "gemma3_text", "gpt_oss", "lfm2", "qwen3", "qwen3_5_text", "qwen3_next"]
-)
+@pytest.mark.parametrize("kind", ["cohere2", "gemma3_text", "gpt_oss", "qwen3", *KINDS])
 def test_new_layers_of_a_kind(kind: str, seed: int, tmp_path: Path) -> None:
     """Also of one that the source lacks; all of it trains, and a fault in it is noticed."""
     choose, source, out = seeded(seed), tmp_path / "source", tmp_path / "out"
@@ -189,7 +188,7 @@ def test_new_layers_of_a_kind(kind: str, seed: int, tmp_path: Path) -> None:
         case.config |= {"use_sliding_window": True} if kind == "qwen3" else {}
         case.save(source)
     else:
-        architectures.save(kind, source, alternating=True)
+        architectures.save(kind, source, seed, alternating=True)
     place = {"place": choose.choice([[0], [1, 1, 0]])} if coin(choose) else {"layers": "x2"}
     quick = growkit.Settings(prompts=1, length=16, trainability=True)
     recipe = Recipe(str(source), (GrowStep("depth", kind=asked, **place),), str(out), quick)
