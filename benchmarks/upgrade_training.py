@@ -8,7 +8,6 @@ learning rates of the law of updates:
 """
 
 import sys
-
 from pathlib import Path
 from statistics import fmean, stdev
 from tempfile import TemporaryDirectory

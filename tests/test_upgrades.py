@@ -262,9 +262,44 @@ def test_growth_and_upgrades_are_one_recipe(
 
 def test_an_upgrade_that_an_earlier_step_prevents_is_refused(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama")
-    steps = (ConvertStep("diff-v2", {}), ConvertStep("hybrid", {}))
+    steps = (ConvertStep("diff-v2", {}), ConvertStep("mla", {}))
     with pytest.raises(InputError, match=r"DIFF Transformer model.*leave out the steps that made"):
         growkit.run(Recipe(str(source), steps, str(tmp_path / "out"), QUICK))
+
+
+def test_a_mixer_beside_differential_attention_is_that_beside_softmax(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    hybrid, steps = (
+        ConvertStep("hybrid", {}),
+        {"softmax": (), "diff": (ConvertStep("diff-v2", {}),)},
+    )
+    ids, real = torch.arange(24).view(2, 12), torch.ones(2, 12)
+    real[0, :5] = 0  # padding
+    logits = []
+    for name, before in steps.items():
+        out = tmp_path / name
+        assert growkit.run(Recipe(str(source), (*before, hybrid), str(out), QUICK))["kept"]
+        with edit_weights(out) as weights:
+            generator = torch.Generator().manual_seed(0)
+            for tensor in sorted(weights):
+                if ".mamba." in tensor:
+                    weights[tensor].normal_(0, 0.5, generator=generator)
+        model = load_strict(out)
+        with strict_float64(), torch.no_grad():
+            start = model(ids[:, :8], attention_mask=real[:, :8], use_cache=True)
+            rows = [start.logits]
+            for at in range(8, 12):
+                cached = {"cache": start.cache, "attention_mask": real[:, : at + 1]}
+                rows.append(model(ids[:, at : at + 1], **cached).logits)
+        logits.append(torch.cat(rows, 1)[real.bool()])
+    assert relative_error(source, tmp_path / "diff") > 1e-3
+    assert distance(*logits) < 1e-12
+    assert relative_error(tmp_path / "softmax", tmp_path / "diff") < 1e-12
+    with edit_weights(tmp_path / "diff") as weights:
+        weights["model.layers.1.mamba.D"].add_(0.01)
+    assert relative_error(tmp_path / "softmax", tmp_path / "diff") > 1e-6  # the control
+    with pytest.raises(ValueError, match="packed"):
+        model(ids, position_ids=torch.arange(6).repeat(2)[None])
 
 
 def mixed_by_hand(layer: Any, connection: Any, streams: torch.Tensor, block: Any) -> torch.Tensor:

@@ -24,8 +24,12 @@ AUTO_MAP = {
 }
 """The ``auto_map`` of ``config.json``: where transformers finds the classes in a folder."""
 
-model_code = partial(code_in, Path(__file__).parent)
-"""Gives the model's files, by name, which belong next to the weights in a folder."""
+
+def model_code() -> dict[str, bytes]:
+    """The model's files, by name, which belong next to the weights in a folder."""
+    files = code_in(Path(__file__).parent)
+    return {name: code for name, code in files.items() if "hybrid" not in name}
+
 
 register = partial(register_classes, MODEL_TYPE, AUTO_MAP, __name__)
 """Registers the model with transformers' auto classes, so that no folder needs its code."""

@@ -50,10 +50,6 @@ SETTINGS: Config = {
     "projectors_bias": False,
     "mamba_rms_norm": False,
     "mamba_norm_before_gate": True,
-    "attention_in_multiplier": 1.0,
-    "ssm_in_multiplier": 1.0,
-    "ssm_out_multiplier": 1.0,
-    "ssm_multipliers": [1.0] * 5,
 }
 """Settings of the class, all written out, since other software has other defaults for them."""
 
@@ -86,9 +82,10 @@ class ParallelMixer(Operation):
                 f"mixer_heads {heads} does not divide hidden {hidden} of {source.where()}; choose "
                 "a divisor"
             )
-        config = {key: value for key, value in config.items() if key not in UNKNOWN}
-        config |= SETTINGS | _multipliers(source.complete, sizes["head_dim"])
-        config |= {
+        if "residual_multiplier" not in target.defaults:  # Falcon-H1 has other names for it
+            config = {key: value for key, value in config.items() if key not in UNKNOWN}
+            config |= _multipliers(source.complete, sizes["head_dim"])
+        config |= SETTINGS | {
             "mamba_d_ssm": hidden,
             "mamba_n_heads": heads,
             "mamba_d_head": hidden // heads,
@@ -114,6 +111,10 @@ def _multipliers(config: Config, width: int) -> Config:
     root = width**0.5
     residual = config.get("residual_multiplier", 1.0)
     return {
+        "attention_in_multiplier": 1.0,
+        "ssm_in_multiplier": 1.0,
+        "ssm_out_multiplier": 1.0,
+        "ssm_multipliers": [1.0] * 5,
         "embedding_multiplier": config.get("embedding_multiplier", 1.0),
         "lm_head_multiplier": 1 / config.get("logits_scaling", 1.0),
         "key_multiplier": config.get("attention_multiplier", 1 / root) * root,

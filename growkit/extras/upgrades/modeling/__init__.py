@@ -5,6 +5,7 @@ Their files are copied next to the weights; they do not import growkit.
 
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from growkit.base.errors import InputError
@@ -14,12 +15,13 @@ from growkit.planning.own_class import OwnClass, code_in, register_classes
 from growkit.planning.plan import Plan
 
 
-def own_class(model_type: str, prefix: str) -> OwnClass:
-    """The class whose files are in the package here that is named as its type.
+def own_class(model_type: str, prefix: str, package: str = "") -> OwnClass:
+    """A class that runs only models of its own type.
 
     Args:
         model_type: the type of its models.
         prefix: what the names of its classes begin with.
+        package: where its files are; the one here that is named as the type if empty.
     """
     head = f"modeling_{model_type}.{prefix}ForCausalLM"
     auto_map = {
@@ -27,7 +29,10 @@ def own_class(model_type: str, prefix: str) -> OwnClass:
         "AutoModel": f"modeling_{model_type}.{prefix}Model",
         "AutoModelForCausalLM": head,
     }
-    package = f"{__name__}.{model_type}"
+    package = package or f"{__name__}.{model_type}"
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
     family = replace(
         shipped_family(model_type),
         architecture=head.rpartition(".")[-1],
@@ -36,7 +41,7 @@ def own_class(model_type: str, prefix: str) -> OwnClass:
             "weights)"
         ),
         auto_map=auto_map,
-        code=partial(code_in, Path(__file__).parent / model_type),
+        code=partial(code_in, Path(spec.origin).parent),
     )
 
     def refuse(model: Model) -> Plan:
