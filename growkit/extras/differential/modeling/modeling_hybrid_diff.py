@@ -40,7 +40,7 @@ class HybridDiffDecoderLayer(DiffTransformerDecoderLayer):
         attended, _ = self.self_attn(read, position_embeddings, cache, **kwargs)
         attended = attended + self.mamba(read, cache, real)
         hidden_states = hidden_states + self.residual_multiplier * attended
-        added = self.mlp(self.post_attention_layernorm(hidden_states))
+        added: Tensor = self.mlp(self.post_attention_layernorm(hidden_states))
         return hidden_states + self.residual_multiplier * added
 
 
@@ -63,7 +63,7 @@ class HybridDiffModel(DiffTransformerModel):
         super()._init_weights(module)
         if isinstance(module, FalconH1Mixer):
             init.ones_(module.dt_bias)
-            init.copy_(module.A_log, torch.arange(1, module.num_heads + 1).log())
+            init.copy_(module.A_log, torch.arange(1, len(module.A_log) + 1).log())
             init.ones_(module.D)
 
     def forward(
@@ -71,9 +71,6 @@ class HybridDiffModel(DiffTransformerModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        cache: Any = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """See ``DiffTransformerModel``; the state of a mixer goes through packed texts.
@@ -81,17 +78,20 @@ class HybridDiffModel(DiffTransformerModel):
         Raises:
             ValueError: see there; or texts are packed.
         """
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        embedded = kwargs.get("inputs_embeds")
+        tokens = input_ids if embedded is None else embedded
         if tokens is not None and position_ids is not None and attention_mask is None:
             find_packed_texts(position_ids, len(tokens), cached=True)
         if tokens is not None and attention_mask is not None and attention_mask.dim() == 2:
             kwargs["real"] = attention_mask[:, -tokens.shape[1] :]
-        inputs = input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache
+        inputs = input_ids, attention_mask, position_ids
         output: BaseModelOutputWithPast = super().forward(*inputs, **kwargs)
         return output
 
     def _prepare_cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
-        if cache is None and (self.config.use_cache if use_cache is None else use_cache):
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
         return super()._prepare_cache(cache, use_cache)
 
