@@ -64,6 +64,7 @@ VARIANTS = {
     "DINT causal, unified, series": Variant(switches=SERIES),
     "DINT causal, gated": Variant(switches=CAUSAL | {"gamma": "gated"}),
     "DINT causal, gated, series": Variant(switches=SERIES | {"gamma": "gated"}),
+    "DINT column mean": Variant(switches={"integral": "column_mean"}),
     "grouped shared DINT 4:1": Variant(8, 2, 4, switches=SHARED | CAUSAL),
     "grouped shared DINT 4:1, series": Variant(8, 2, 4, switches=SHARED | SERIES),
 }

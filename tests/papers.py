@@ -7,7 +7,7 @@ all there is, at the positions that they have. What it costs in time and memory 
 The papers:
 
 - DIFF: arXiv 2410.05258 (its equations as they are repeated in DINT's section 2.1)
-- DINT: arXiv 2501.17486
+- DINT: arXiv 2501.17486; its first version defines the column mean
 - GDA: arXiv 2510.06949, grouped differential attention
 - Shared DIFF: arXiv 2501.17900
 - PolyNorm: arXiv 2411.03884
@@ -141,7 +141,7 @@ def final_attention(
         if config.integral != "none":
             # "Unified Parameter Setting": γ and λ are the same value. Gated: g times that.
             gate = state["gamma_gate"] if config.gamma == "gated" else 1
-            final = final + gate * lambdas[i] * causal_integral(a1)
+            final = final + gate * lambdas[i] * INTEGRALS[config.integral](a1)
         finals.append(final)
     return finals
 
@@ -151,6 +151,14 @@ def causal_integral(a1: Tensor) -> Tensor:
     rows = len(a1)
     means = torch.ones(rows, rows, dtype=a1.dtype).tril() / torch.arange(1, rows + 1)[:, None]
     return causal_softmax(means @ a1)
+
+
+def column_mean(a1: Tensor) -> Tensor:
+    """The mean of all rows of A₁, repeated N times (DINT as first published, eq. 5 and 6)."""
+    return a1.mean(0).repeat(len(a1), 1)
+
+
+INTEGRALS = {"causal": causal_integral, "column_mean": column_mean}
 
 
 def lambda_per_head(

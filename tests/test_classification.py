@@ -27,7 +27,7 @@ from growkit.extras.differential.modeling import (
     model_code,
 )
 from tests.conftest import save_model
-from tests.test_modeling import CACHED
+from tests.test_modeling import VARIANTS
 
 PADDING = 0
 
@@ -43,7 +43,7 @@ def batch() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("kind", ["Sequence", "Token"])
 def test_heads_read_the_last_hidden_state(variant: str, kind: str, tmp_path: Path) -> None:
     folder = save_model(
-        tmp_path, "diff_transformer", **{**CACHED[variant], "pad_token_id": PADDING}
+        tmp_path, "diff_transformer", **{**VARIANTS[variant], "pad_token_id": PADDING}
     )
     auto = getattr(transformers, f"AutoModelFor{kind}Classification")
     model = auto.from_pretrained(folder, num_labels=3).eval()

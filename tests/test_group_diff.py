@@ -53,7 +53,7 @@ def draw_source(choose: Random) -> tuple[str, dict[str, Any], dict[str, int]]:
         "lambda_init": [choose.uniform(0.1, 0.9) for _ in range(common["num_hidden_layers"])],
         "head_norm": choose.choice(["affine", "plain", "none"]),
         "head_output_scale": choose.choice(["one_minus_lambda_init", "none"]),
-        "integral": choose.choice(["none", "causal"]),
+        "integral": choose.choice(["none", "causal", "column_mean"]),
         "gamma": choose.choice(["unified", "gated"]),
         "qk_projection": choose.choice(["full", "shared"]),
         "shared_scope": choose.choice(["head", "layer", "all_heads"]),

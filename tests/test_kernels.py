@@ -20,7 +20,7 @@ from growkit.engine.strict import strict_float64
 from growkit.extras.differential.modeling import differential_attention, modeling_diff_transformer
 from tests import papers
 from tests.conftest import distance
-from tests.test_modeling import CACHED, build, left_padded, tokens
+from tests.test_modeling import CACHED, VARIANTS, build, left_padded, tokens
 from tests.test_series import GAMMA, SCALING, Case, drawn
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 SMALL = {"head_dim": 8, "value_head_dim": 16, "num_hidden_layers": 1}
 MODELS = {
     name: options | SMALL | ({"lambda_init": (0.3,)} if "lambda_init" in options else {})
-    for name, options in CACHED.items()
+    for name, options in VARIANTS.items()
 }
 
 

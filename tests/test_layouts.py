@@ -292,7 +292,7 @@ STEPS: list[Step] = [
     *[GrowStep("group-diff", {f"{kind}_heads": "x2"}) for kind in ("signal", "noise", "kv")],
     GrowStep("experts", {"experts": "x2"}),
     GrowStep("upcycle", {"experts": 4}),
-    ConvertStep("dint"),
+    *[ConvertStep("dint", {"integral": which}) for which in ("causal", "column_mean")],
     ConvertStep("dint", {"gamma": "unified", "integral_method": "series"}),
     *[ConvertStep("shared-diff", {"rank": 2, "scope": s}) for s in ("head", "layer", "all_heads")],
     *[ConvertStep(to) for to in ("diff", "diff-v2", "gda", "output-gate", "llama", *FOREIGN)],

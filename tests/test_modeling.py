@@ -54,6 +54,7 @@ SIZES = {
 }
 INTEGRALS = SWITCHES["integral"]
 CACHED = listed("modeling", "cached")
+VARIANTS = CACHED | {"column mean": {"integral": "column_mean"}}
 
 
 def build(seed: int = 0, **options: Any) -> DiffTransformerForCausalLM:
@@ -156,6 +157,8 @@ def draw(choose: Random) -> dict[str, Any]:
     values = choose.choice(divisors(noise or signal))
     if not noise:
         options |= {"integral": "none", "qk_projection": "full"}
+    if options["integral"] == "column_mean":
+        options["integral_method"] = "exact"
     own = noise > 0 and options["noise_keys"] == "own"
     layers = choose.choice([1, 2, 3])
     return (
@@ -304,6 +307,32 @@ def test_generation_with_a_cache(variant: str, beams: int) -> None:
         assert distance(expected, found) < LIMIT
 
 
+def test_the_column_mean_generates_without_a_cache() -> None:
+    """Greedily, as by hand."""
+    model = build(integral="column_mean", pad_token_id=0)
+    ids, mask = tokens((2, 7)), left_padded((2, 7), 0, 3)
+    options = {"max_new_tokens": 6, "do_sample": False, "use_cache": True}
+    with strict_float64():
+        text = model.generate(ids, attention_mask=mask, **options)
+    for step in range(7, 13):
+        seen = functional.pad(mask, (0, step - 7), value=1)
+        positions = (seen.cumsum(1) - 1).clamp_min(0)  # which generation counts without the padding
+        logits = papers.logits(model.state_dict(), model.config, text[:, :step], seen, positions)
+        assert logits[:, -1].argmax(-1).tolist() == text[:, step].tolist()
+
+
+def test_the_column_mean_refuses_a_cache() -> None:
+    plain, ids = build(), tokens((1, 5))
+    assert plain(ids).cache is not None
+    assert plain.train()(ids).cache is None
+    model = build(integral="column_mean")
+    assert model.config.use_cache is False
+    assert model(ids).cache is None
+    for inputs in ({"use_cache": True}, {"cache": DynamicCache()}):
+        with pytest.raises(ValueError, match=r"column mean changes with every token.*use_cache"):
+            model(ids, **inputs)
+
+
 @pytest.mark.parametrize("variant", ["diff", "dint", "gated dint"])
 def test_a_cache_made_without_a_config(variant: str) -> None:
     """It has no layers before the first token; whatever comes of it must not be a wrong number."""
@@ -428,10 +457,13 @@ def test_gradients_are_those_of_the_papers(
     assert worst(expected, model_gradients(model, ids, mask)) < 1e-11
 
 
-def test_a_gradient_that_misses_the_integral_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids, mask = build(integral="causal"), tokens((2, 11)), left_padded((2, 11), 0, 4)
-    exact = papers.causal_integral
-    monkeypatch.setattr(papers, "causal_integral", lambda a1: exact(a1).detach())
+@pytest.mark.parametrize("integral", INTEGRALS[1:])
+def test_a_gradient_that_misses_the_integral_is_seen(
+    integral: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids, mask = build(integral=integral), tokens((2, 11)), left_padded((2, 11), 0, 4)
+    exact = papers.INTEGRALS[integral]
+    monkeypatch.setitem(papers.INTEGRALS, integral, lambda a1: exact(a1).detach())
     assert worst(paper_gradients(model, ids, mask), model_gradients(model, ids, mask)) > 1e-3
 
 
@@ -517,18 +549,19 @@ def test_sums_are_kept_in_float32(dtype: torch.dtype, monkeypatch: pytest.Monkey
     ]
     sums = torch.stack([a1.sum(0) for a1 in maps]).view(2, 4, 300)
 
-    def error() -> float:
+    def errors() -> tuple[float, float]:
         gamma = torch.ones(1, 1, 1, 1)
         heads = differential_attention.SignalHeads(query, key, value, gamma, 1.0)
         _, found = differential_attention.causal_integral(heads, None)
-        return distance(sums, found.columns.double())
+        means = differential_attention.column_mean(query, key, 1.0, None)
+        return distance(sums, found.columns.double()), distance(sums / 300, means.double())
 
-    assert error() < 1e-5
+    assert max(errors()) < 1e-5
     monkeypatch.setattr(differential_attention, "wide", lambda tensor: tensor)
-    assert error() > 1e-3
+    assert min(errors()) > 1e-3
 
 
-COMPILED = CACHED | {"series": {"integral": "causal", "integral_method": "series"}}
+COMPILED = VARIANTS | {"series": {"integral": "causal", "integral_method": "series"}}
 
 
 @pytest.mark.sampled(1)
@@ -675,10 +708,10 @@ DEVICE = choose_device("auto")
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == CPU, reason="needs an accelerator")
-@pytest.mark.parametrize("variant", CACHED)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_on_the_gpu(variant: str) -> None:
     """bfloat16 on the device against strict float64 on the CPU: logits, gradients, generation."""
-    exact = build(**CACHED[variant])
+    exact = build(**VARIANTS[variant])
     model = copy.deepcopy(exact).to(DEVICE, torch.bfloat16)
     ids, mask = tokens((2, 300)), left_padded((2, 300), 0, 11)
     expected = run(exact, ids, attention_mask=mask)[mask.bool()]

@@ -65,7 +65,8 @@ def draw_conversion(choose: Random, symmetry: str) -> tuple[str, dict[str, Any],
     grouped = config["num_attention_heads"] > 2 * config["num_noise_heads"]
     if grouped and choose.random() < 0.5:
         return kind, config, (*wider, ConvertStep("diff"))
-    return kind, config, (*wider, ConvertStep("dint"))
+    integral = choose.choice(["causal", "column_mean"])
+    return kind, config, (*wider, ConvertStep("dint", {"integral": integral}))
 
 
 def check_sound(seed: int, folder: Path) -> None:

@@ -67,7 +67,7 @@ class Diff(OnDiffTransformer):
             gates = [name for name in source.tensors if name.endswith("gamma_gate")]
             if diff["gamma"] != "gated" or any(source.read(gate).any() for gate in gates):
                 promise, lost = "different", "the integral, which this model has learned to use"
-            none = {"integral": "none", "integral_method": "exact"}
+            none = {"integral": "none", "integral_method": "exact", "use_cache": True}
             plans.append(rewrite(current, DIFF, diff | none))
             current = Planned(current, plans[-1])
         ratio = (diff["num_attention_heads"] - diff["num_noise_heads"]) // diff["num_noise_heads"]

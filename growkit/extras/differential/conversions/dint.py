@@ -35,6 +35,9 @@ class Dint(OnDiffTransformer):
             "gamma", "weight of the integral: a gate times λ, or λ itself", ("gated", "unified")
         ),
         Option(
+            "integral", "which integral; column_mean sees later tokens", ("causal", "column_mean")
+        ),
+        Option(
             "integral_method",
             "how a causal integral is computed: by its series in long texts alone (auto), always "
             "exactly, or always by the series, which is as fast as DIFF",
@@ -48,11 +51,14 @@ class Dint(OnDiffTransformer):
         diff = self.with_noise_heads(source, "it has no λ", THROUGH_DIFF_V2)
         if diff["integral"] != "none":
             raise refuse(self.name, diff, "it has an integral already")
-        config = diff | {"integral": "causal"}
-        config |= {option.name: options[option.name] for option in self.options}
+        config = diff | {option.name: options[option.name] for option in self.options}
         moves = diff["head_output_scale"] != "none" and diff["head_norm"] != "none"
         if moves:
             config |= {"head_output_scale": "none", "head_norm": "affine"}
+        if options["integral"] == "column_mean":
+            config["use_cache"] = False
+            if options["integral_method"] == "auto":
+                config["integral_method"] = "exact"  # a column mean has no series
 
         def special(member: Member, info: TensorInfo) -> Transform | None:
             if member.name.endswith("gamma_gate"):

@@ -30,7 +30,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "noise_keys": ("own", "shared"),
     "head_norm": ("affine", "plain", "none"),
     "head_output_scale": ("one_minus_lambda_init", "none"),
-    "integral": ("none", "causal"),
+    "integral": ("none", "causal", "column_mean"),
     "integral_method": ("exact", "series", "auto"),
     "gamma": ("unified", "gated"),
     "qk_projection": ("full", "shared"),
@@ -83,7 +83,8 @@ class DiffTransformerConfig(BaseConfig):  # type: ignore[misc]
         head_norm_eps: epsilon of the head norm; None for ``rms_norm_eps``.
         head_output_scale: ``one_minus_lambda_init`` scales the heads after their norm, ``none``
             does not; None for the former where λ comes from vectors, and the latter elsewhere.
-        integral: ``none`` or ``causal`` (DINT).
+        integral: ``none``, ``causal`` (DINT) or ``column_mean`` (DINT as first published, which
+            lets tokens see later ones).
         integral_method: how a causal integral is computed: ``exact``; by its ``series``, close and
             several times as fast (see ``differential_attention.integral_series``); or ``auto``, the
             series of long texts. In float64 all are exact.
@@ -213,6 +214,8 @@ class DiffTransformerConfig(BaseConfig):  # type: ignore[misc]
             self.lambda_init = [0.8 - 0.6 * math.exp(-0.3 * layer) for layer in layers]
         elif self.lambda_init is not None:
             self.lambda_init = [float(value) for value in self.lambda_init]
+        # A mean over all rows changes with every token, so nothing can be cached.
+        self.use_cache = self.use_cache and self.integral != "column_mean"
 
     @property
     def num_signal_heads(self) -> int:
@@ -286,6 +289,8 @@ class DiffTransformerConfig(BaseConfig):  # type: ignore[misc]
             if noise == 0 and getattr(self, switch) not in ("none", "full"):
                 why = "there is no λ without them" if switch == "integral" else "they share bases"
                 yield f"{switch} {getattr(self, switch)!r} needs noise heads: {why}"
+        if self.integral == "column_mean" and self.integral_method != "exact":
+            yield f"integral_method {self.integral_method!r} needs integral 'causal'"
         ranks = self.shared_rank if isinstance(self.shared_rank, list) else [self.shared_rank]
         fit = len(ranks) == layers or not isinstance(self.shared_rank, list)
         if self.qk_projection == "shared" and not (

@@ -610,8 +610,8 @@ def differential_heads(
     Args:
         projected: inputs.
         scaling: factor of the scores.
-        integral: ``none``, ``causal`` or ``series`` (the causal one, of a whole text); or of a
-            whole text in kernels, ``fused`` (none) or ``tiles`` (causal).
+        integral: ``none``, ``causal``, ``series`` (the causal one, of a whole text) or
+            ``column_mean``; or of a whole text in kernels, ``fused`` (none) or ``tiles`` (causal).
         past: see ``SignalHeads``.
         real: see ``SignalHeads``.
         past_sums: see ``causal_integral``.
@@ -640,26 +640,32 @@ def differential_heads(
         run = _looped if torch.compiler.is_compiling() else _loop
         before: Any = past_sums or (None, None)
         of_signal = SignalHeads(query, key, value, gamma, scaling, past, real)
-        signal, columns, rest = run(*of_signal, *before, integral)
-        sums = Sums(columns, rest if rest.numel() else None)
+        heads, columns, rest = run(*of_signal, *before, integral)
+        if integral == "column_mean":
+            signal = attend(query, key, value)
+            added = values_of(heads[:, :, None], value).expand_as(signal)
+        else:
+            signal, sums = heads, Sums(columns, rest if rest.numel() else None)
     noise = None if noise_parts is None else attend(*noise_parts, value)
     return Heads(signal, noise, lambda_, added, gamma), sums
 
 
 def _loop(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads and sums of a causal integral or of its series.
+    """Heads and sums of a causal integral or of its series, or a column mean and nothing else.
 
     The inputs are those of ``_LOOP``: signal heads, the sums over earlier rows, and the integral.
     """
     *arguments, columns, rest, integral = inputs
     of_signal = SignalHeads(*arguments)
-    (query, *_, scaling, past, real) = of_signal
+    (query, key, *_, scaling, past, real), nothing = of_signal, of_signal.query.new_empty(0)
+    if integral == "column_mean":
+        return column_mean(query, key, scaling, real), nothing, nothing.clone()
     if integral == "series":
         attend = partial(fused_attention, scaling=scaling, past=past, real=real)
         heads, sums = integral_series(of_signal, attend)
     else:
         heads, sums = causal_integral(of_signal, None if columns is None else Sums(columns, rest))
-    return heads, sums.columns, query.new_empty(0) if sums.rest is None else sums.rest.clone()
+    return heads, sums.columns, nothing if sums.rest is None else sums.rest.clone()
 
 
 _SPACE = __name__.replace(".", "_")  # copies of this file do not share their operations
@@ -686,6 +692,8 @@ def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, _, value, _, _, past, _, _, rest, integral = inputs
     (batch, signal, rows), width = query.shape[:3], value.shape[3]
     nothing, numbers = query.new_empty(0), wide(query.new_empty(0))
+    if integral == "column_mean":
+        return numbers.new_empty(batch, signal, rows), nothing, nothing.clone()
     has_rest = integral == "series" or rest is not None
     return (
         value.new_empty(batch, signal, rows, width),
@@ -736,7 +744,7 @@ def differential_maps(
     Args:
         projected: inputs.
         scaling: factor of the scores.
-        integral: ``none`` or ``causal``.
+        integral: ``none``, ``causal`` or ``column_mean``.
         visible: [batch or 1, 1, rows, columns], true for visible columns. The means leave out rows
             that see nothing.
         past_sums: see ``causal_integral``; padded with zeros to all columns.
@@ -759,6 +767,11 @@ def differential_maps(
         counts = visible.sum(-1, keepdim=True).clamp_min(1)
         weights, beyond = _integral(running / counts, visible, True, counts, rest)
         added, beyond = weights, None if beyond is None else gamma * beyond
+    elif integral == "column_mean":
+        assert gamma is not None
+        text = visible | visible.transpose(-1, -2)  # all tokens of the row's own text
+        means = maps.sum(-2, keepdim=True) / text.sum(-1, keepdim=True).clamp_min(1)
+        added = means * text
     if noise_parts is not None:
         noise = _map(*noise_parts, scaling, visible, blind=True)
     return combine(maps, noise, projected.lambda_, added, gamma), beyond, Sums(sums, rest)
@@ -795,6 +808,28 @@ def column_sums(
     last = past + query.shape[2]
     visible = _causal_mask(past, last, real, query.device)
     return _map(query, key[:, :, :last], scaling, visible, real is not None).sum(-2)
+
+
+def column_mean(query: Tensor, key: Tensor, scaling: float, real: Tensor | None) -> Tensor:
+    """Mean of all rows of A₁ (DINT as first published, eq. 5). Not causal.
+
+    Args:
+        query: of the signal heads, [batch, signal, rows, head_dim].
+        key: [batch, key_heads, rows, head_dim].
+        scaling: factor of the scores.
+        real: [batch, rows], false for padding, which is left out; None if there is none.
+
+    Returns:
+        [batch, signal, rows], in float32 or wider.
+    """
+    rows = query.shape[2]
+    sums = wide(query.new_zeros(*query.shape[:2], rows))
+    for first, last in _blocks(rows):
+        block = _checkpointed(column_sums, query[:, :, first:last], key, scaling, first, real)
+        sums = sums + functional.pad(block, (0, rows - last))
+    if real is None:
+        return sums / rows
+    return sums / wide(real.sum(-1))[:, None, None].clamp_min(1).to(sums.dtype)
 
 
 def _checkpointed(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -55,7 +55,7 @@ from .transformers_versions import (
 
 POLY_NORM_EPS = 1e-6
 
-BUILT_IN = (None, "sdpa", "eager")
+BUILT_IN = (None, "sdpa", "eager", "paged|eager")
 """Attention implementations that are part of this model."""
 
 EXTERNAL = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -220,7 +220,7 @@ class DiffTransformerAttention(nn.Module):
             position_embeddings: cosines and sines of the rotation.
             cache: keys and values of earlier tokens.
             visibility: which tokens see which.
-            **kwargs: for external implementations.
+            **kwargs: for external implementations, and for the cache of continuous batching.
 
         Returns:
             [batch, rows, hidden], and the maps A₁ - λ A₂ + γ H, [batch, signal, rows, columns], or
@@ -289,10 +289,11 @@ class DiffTransformerAttention(nn.Module):
         else:
             query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         past: int | Tensor = 0
-        layer = None
-        if cache is not None:
+        if isinstance(cache, Cache):
             past, key, value = self._update_cache(cache, key, value, visibility)
-            layer = cache.layers[self.layer_idx]
+        elif cache is not None:
+            key, value = self._update_pages(cache, key, value, kwargs)
+        layer = cache.layers[self.layer_idx] if isinstance(cache, Cache) else None
         if not isinstance(layer, IntegralLayer | StaticIntegralLayer):
             layer = None
         projected = Projected(query, key, value, config.num_signal_heads)
@@ -384,6 +385,7 @@ class DiffTransformerAttention(nn.Module):
             and past > 0
             and visibility.visible is None
             and config._attn_implementation in BUILT_IN
+            and config.integral != "column_mean"
             and (layer is None or (sums is not None and sums.rest is None))
             and not torch.is_grad_enabled()
         )
@@ -422,6 +424,26 @@ class DiffTransformerAttention(nn.Module):
         graph = isinstance(layer, StaticIntegralLayer)
         graph = graph or (torch.compiler.is_compiling() and visibility.real is not None)
         return "series" if complete and not graph and query.dtype != torch.float64 else "causal"
+
+    def _update_pages(
+        self, cache: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Add to the cache of continuous batching; return keys and values of all its tokens.
+
+        The cache has as much room for values as for keys, whatever the shape of their heads.
+        """
+        room = key.shape[1] * key.shape[3]
+        flat = value.transpose(1, 2).flatten(2)  # [1, rows, room]
+        width = flat.shape[2]
+        flat = functional.pad(flat, (0, room - width))
+        key, flat = cache.update(
+            key_states=key,
+            value_states=flat.unflatten(2, (key.shape[1], -1)).transpose(1, 2),
+            layer_idx=self.layer_idx,
+            kwargs=kwargs,
+        )
+        flat = flat.transpose(1, 2).flatten(2)[..., :width]
+        return key, flat.unflatten(2, value.shape[1::2]).transpose(1, 2)
 
     def _lambda(self, hidden_states: Tensor) -> Tensor:
         """λ as [1, 1, 1, 1], or [batch, signal, rows, 1]."""
@@ -497,8 +519,9 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
             ValueError: it cannot run this model.
         """
         name: str = super().get_correct_attn_implementation(requested_attention, is_init_check)
-        if name not in BUILT_IN and (self.config.integral != "none" or name not in EXTERNAL):
-            why = "has no integral" if name in EXTERNAL else "is not known to fit its heads"
+        known = (*EXTERNAL, *(f"paged|{kernel}" for kernel in ("sdpa", *EXTERNAL)))
+        if name not in BUILT_IN and (self.config.integral != "none" or name not in known):
+            why = "has no integral" if name in known else "is not known to fit its heads"
             raise ValueError(
                 f"attn_implementation is {name!r}, which {why}; this model runs with 'sdpa' or "
                 "'eager'"
@@ -559,7 +582,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             attention_mask: [batch, columns], 0 for padding; or [batch or 1, 1, rows, columns], true
                 or 0 for visible columns, false or far below 0 for hidden ones.
             position_ids: [batch or 1, rows]; None to continue after the cached tokens.
-            cache: a dynamic or static cache.
+            cache: a dynamic or static cache, or that of continuous batching.
             inputs_embeds: [batch, rows, hidden], instead of ``input_ids``.
             use_cache: whether to return a cache.
             **kwargs: ``output_hidden_states`` for those of every layer, ``output_attentions`` for
@@ -570,13 +593,15 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             ValueError: the inputs contradict each other, or the cache cannot be used.
         """
         hidden_states = self._embed(input_ids, inputs_embeds)
+        paged = cache is not None and not isinstance(cache, Cache)
         packed: tuple[Any, ...] = ()
-        if position_ids is not None and attention_mask is None and not is_tracing():
+        if position_ids is not None and attention_mask is None and not paged and not is_tracing():
             cached = bool(use_cache or cache is not None)
             packed = find_packed_texts(position_ids, len(hidden_states), cached=cached)
             use_cache = False if packed else use_cache
-        cache = self._prepare_cache(cache, use_cache)
-        past = cache.get_seq_length() if cache is not None else 0
+        if not paged:
+            cache = self._prepare_cache(cache, use_cache)
+        past = cache.get_seq_length() if isinstance(cache, Cache) else 0
         tokens = hidden_states, attention_mask, position_ids
         if position_ids is None:
             rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
@@ -584,9 +609,10 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if self.config._attn_implementation in BUILT_IN:
             maps = bool(kwargs.get("output_attentions", self.config.output_attentions))
             visibility = find_visibility(
-                *(*tokens, cache, packed),
+                *(*tokens, None if paged else cache, packed),
+                paged=paged,
                 averaged=self.config.integral != "none",
-                eager=maps or self.config._attn_implementation == "eager",
+                eager=maps or self.config._attn_implementation in ("eager", "paged|eager"),
             )
         else:
             masks = {"attention_mask": attention_mask, "position_ids": position_ids}
@@ -619,6 +645,13 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         config = self.config
         if use_cache is None:
             use_cache = config.use_cache and not self.training
+        if config.integral == "column_mean":
+            if use_cache or cache is not None:
+                raise ValueError(
+                    "the column mean changes with every token, so nothing can be cached; pass "
+                    "use_cache=False (and generate from input_ids, not from inputs_embeds)"
+                )
+            return None
         if cache is None and use_cache:
             cache = DynamicCache()
         if cache is not None:
@@ -648,6 +681,27 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
 
     # Granite's: logits of the next token, divided by ``logits_scaling``, and their loss.
     forward = GraniteForCausalLM.forward
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate as in transformers; without a cache if the integral is a column mean."""
+        if self.config.integral == "column_mean":
+            kwargs["use_cache"] = False
+        return super().generate(*args, **kwargs)
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin continuous batching, as in transformers.
+
+        Raises:
+            ValueError: the pages, which have as much room for values as for keys, do not suffice.
+        """
+        config = self.config
+        room = config.num_key_value_heads * config.head_dim
+        if config.integral != "none" or config.num_value_heads * config.value_head_dim > room:
+            kept = "the column sums of an integral" if config.integral != "none" else "its values"
+            raise ValueError(
+                f"continuous batching has no room for {kept}; use generate with a padded batch"
+            )
+        return super().init_continuous_batching(*args, **kwargs)
 
 
 class _Classifier(DiffTransformerPreTrainedModel):

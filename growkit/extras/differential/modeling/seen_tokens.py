@@ -132,6 +132,7 @@ def find_visibility(
     cache: Cache | None,
     packed: tuple[PackedTexts, ...],
     *,
+    paged: bool,
     averaged: bool,
     eager: bool,
 ) -> Visibility:
@@ -143,6 +144,7 @@ def find_visibility(
         position_ids: position ids as passed by the caller.
         cache: cache of earlier tokens; None for no cache.
         packed: see ``Visibility``.
+        paged: whether the columns of a mask are all tokens of continuous batching.
         averaged: whether maps are averaged over rows, of which padding must be none.
         eager: whether attention maps are computed in full.
 
@@ -156,6 +158,7 @@ def find_visibility(
     real = None
     if masked := attention_mask is not None and attention_mask.dim() == 4:
         assert attention_mask is not None
+        columns = attention_mask.shape[3] if paged else columns
         visible = _visible_of(attention_mask, batch, rows, columns)
     else:
         unknown = isinstance(past, Tensor) and is_tracing()
