@@ -16,7 +16,7 @@ from growkit.engine.transformers_class import load_model
 from growkit.model.families.family import family_of
 from growkit.sources import find
 from tests import motif3_reference as reference
-from tests.conftest import distance, edit_json, edit_weights, seeded
+from tests.conftest import distance, edit_json, edit_weights, seeded, with_tokenizer
 
 QUICK = growkit.Settings(prompts=1, length=16)
 IDS = torch.randint(29, (19,), generator=torch.Generator().manual_seed(0))
@@ -106,6 +106,22 @@ def test_growth_changes_nothing(growth: str, seed: int, tmp_path: Path) -> None:
         weights[choose.choice(of_layer)].mul_(1.5).add_(0.25)
     assert distance(reference.logits(source, IDS), reference.logits(out, IDS)) > 1e-9
     assert not growkit.verify(source, out, QUICK)["kept"]
+
+
+def test_new_layers_are_left_out_again(tmp_path: Path) -> None:
+    """With a text: its tokenizer loads, though transformers does not know its ``model_type``."""
+    config = reference.TINY | {"vocab_size": 260}
+    source = with_tokenizer(random_model(tmp_path / "source", config))
+    deeper, out, text = (tmp_path / name for name in ("deeper", "out", "text"))
+    text.write_text("what a text says, a proof can read")
+    growkit.grow(source, deeper, method="depth", layers="6", verify=False)
+    (deeper / "growkit.json").unlink()
+    settings = growkit.Settings(prompts=1, length=16, text=str(text))
+    result = growkit.shrink(deeper, out, method="unused", verify=settings)
+    assert (result["kept"], result["promise"]) == (True, "exact")
+    assert distance(reference.logits(source, IDS), reference.logits(out, IDS)) < 1e-12
+    written = json.loads((out / "config.json").read_text())
+    assert written["num_hidden_layers"] == config["num_hidden_layers"]
 
 
 def test_a_model_type_may_be_that_of_two_families(tmp_path: Path) -> None:

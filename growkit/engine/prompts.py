@@ -229,14 +229,18 @@ def load_tokenizer(folder: Folder | Path) -> Any:
     Raises:
         InputError: the tokenizer names files elsewhere, or does not load.
     """
-    from transformers import AutoTokenizer
+    from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig
 
     opened = folder if isinstance(folder, Folder) else Folder(folder)
     opened.check_loaded()
+    kind = opened.json("config.json").get("model_type") if opened.has("config.json") else None
+    # Other keys in configs of classes that transformers lacks may not suit it.
+    unknown = isinstance(kind, str) and kind not in CONFIG_MAPPING
+    config = PreTrainedConfig(model_type=kind) if unknown else None
     failure = f"{opened.path} has no tokenizer that loads"
     with quiet(), _silent(), foreign(failure, f"{_remedy(opened)}, or give no text"):
         return AutoTokenizer.from_pretrained(
-            opened.path, local_files_only=True, trust_remote_code=False
+            opened.path, config=config, local_files_only=True, trust_remote_code=False
         )
 
 

@@ -336,7 +336,7 @@ def _windows_in(config: Config) -> list[Any]:
 def _follow_experts(
     first: Config, second: Config, described: Family | None = None
 ) -> dict[str, Any]:
-    """The expected settings of routers if experts were copied, or made from a dense MLP."""
+    """The expected settings of routers if experts were copied, merged, or made from a dense MLP."""
     experts, keys = experts_by_config(first, described)
     if experts is None:
         return {}
@@ -347,12 +347,15 @@ def _follow_experts(
     numbers = [next((c[key] for key in keys if c.get(key)), 0) for c in (first, second)]
     if not all(isinstance(number, int) and number > 0 for number in numbers):
         return {}
-    copies, rest = divmod(numbers[1], numbers[0])
-    if rest or copies < 2:
+    copies, merged = Fraction(numbers[1], numbers[0]).as_integer_ratio()
+    if (copies == 1) == (merged == 1):
         return {}
-    settings = {key: copies * first[key] for key in chosen if isinstance(first.get(key), int)}
+    counts = {key: first[key] for key in chosen if isinstance(first.get(key), int)}
+    settings: dict[str, Any] = {
+        key: count * copies // merged for key, count in counts.items() if count % merged == 0
+    }
     if experts.scaling and isinstance(first.get(experts.scaling), int | float):
-        settings[experts.scaling] = first[experts.scaling] / copies
+        settings[experts.scaling] = first[experts.scaling] * merged / copies
     balancing = first.get(experts.balancing)
     if isinstance(balancing, int | float) and second.get(experts.top_k):
         settings[experts.balancing] = balancing * first[experts.top_k] / second[experts.top_k]

@@ -45,10 +45,10 @@ class Unused(Operation):
         if units := _unread_units(source):
             plans.append(_without_units(source, units))
         if not plans:
+            equal = equal or "no two experts have equal weights and rows of the router"
             raise InputError(
-                f"no layer of {where} returns its input, {equal or 'no experts are equal'}, and "
-                "some layer reads all of its hidden units, so nothing can be left out; choose "
-                "--method undo or vocabulary"
+                f"no layer of {where} returns its input, {equal}, and some layer reads all of its "
+                "hidden units, so nothing can be left out; choose --method undo or vocabulary"
             )
         warnings = [*warnings, *filter(None, [equal])]
         promise = "bounded" if lost else "exact"
@@ -62,16 +62,26 @@ def _idle_layers(source: Model) -> Iterator[int]:
         return
     idle = dict.fromkeys(range(source.sizes["layers"]), True)
     for member in family.members(source.config):
-        layer, value = member.layer, member.tensor.idle
-        if layer is not None and value is not None and idle[layer]:
-            value -= member.tensor.offset
-            idle[layer] = all(bool((block == value).all()) for block in source.blocks(member.name))
+        layer, tensor = member.layer, member.tensor
+        if layer is not None and tensor.idle is not None and idle[layer]:
+            idle[layer] = _is_filled(
+                source, member.name, tensor.idle - tensor.offset, tensor.diagonal
+            )
     by_index = family.numbered(complete) or (family.form and family.form.lambda_init)
     for layer in reversed(range(1, len(idle))):
         if idle[layer]:
             yield layer
         elif by_index:  # layers behind others would compute with another index
             return
+
+
+def _is_filled(source: Model, name: str, value: float, diagonal: float | None) -> bool:
+    """Whether a tensor is filled with a value, or a matrix with another one on its diagonal."""
+    if diagonal is None:
+        return all(bool((block == value).all()) for block in source.blocks(name))
+    matrix = source.read(name)
+    on_diagonal = torch.eye(*matrix.shape, dtype=torch.bool)
+    return bool((matrix == torch.where(on_diagonal, diagonal, value)).all())
 
 
 def _unread_units(source: Model) -> dict[int, list[int]]:
