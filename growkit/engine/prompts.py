@@ -236,7 +236,7 @@ def load_tokenizer(folder: Folder | Path) -> Any:
     kind = opened.json("config.json").get("model_type") if opened.has("config.json") else None
     # Other keys in configs of classes that transformers lacks may not suit it.
     unknown = isinstance(kind, str) and kind not in CONFIG_MAPPING
-    config = PreTrainedConfig(model_type=kind) if unknown else None
+    config = PreTrainedConfig.from_dict({"model_type": kind}) if unknown else None
     failure = f"{opened.path} has no tokenizer that loads"
     with quiet(), _silent(), foreign(failure, f"{_remedy(opened)}, or give no text"):
         return AutoTokenizer.from_pretrained(

@@ -36,7 +36,14 @@ class Unused(Operation):
         plans, warnings, lost, where = list[Plan](), list[str](), "", source.where()
         if idle := {*_idle_layers(source)}:
             order = [Layer(of) for of in range(source.sizes["layers"]) if of not in idle]
-            plan, warnings = plan_layers(source, [order], {"blocks": "stack"}, seed)
+            try:
+                plan, warnings = plan_layers(source, [order], {"blocks": "stack"}, seed)
+            except InputError as error:
+                why, _, _ = str(error).partition("; ")  # before the remedy, which is for growth
+                raise InputError(
+                    f"{why}, so layers that return their input cannot be left out; choose --method "
+                    "undo or vocabulary"
+                ) from None
             plans, source = [plan], Planned(source, plan)
         merging, equal = merged_experts(source)
         if merging and source.family.experts:
