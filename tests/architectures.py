@@ -43,8 +43,6 @@ TEXT = {"fuyu": "persimmon", "got_ocr2": "qwen2", "moss_transcribe_diarize": "qw
 ALTERNATING: dict[str, Any] = listed("architectures", "alternating")
 """Values of config keys with which every kind of layer occurs twice in four layers."""
 
-FOUR = {"num_hidden_layers": 4}
-EIGHT = {"num_hidden_layers": 8, "num_dense_layers": 4}
 TWICE: dict[str, dict[str, Any]] = listed("architectures", "twice")
 """Likewise of single types."""
 

@@ -381,8 +381,6 @@ def test_lambda_init_and_orders_matter(
     assert error(source, target) > 1e-3
 
 
-PLAIN = {"head_norm": "plain", "head_norm_eps": 1e-5, "rms_norm_eps": 1e-5}
-GROUPED = V2 | {"num_attention_heads": 12, "num_noise_heads": 4}
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = listed("layouts", "refused")
 
 
@@ -447,12 +445,6 @@ def test_lambda_that_overflows_is_refused(value: float, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=expected):
         convert(source, "motif")
     assert list(tmp_path.iterdir()) == [source]
-
-
-# Growth
-
-
-# λ
 
 
 # The proof

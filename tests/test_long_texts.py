@@ -14,7 +14,6 @@ from tests.conftest import distance, edit_weights, listed, load_strict, logits_o
 FEW = growkit.Settings(prompts=1, length=24)
 TOP_K = {"index_topk": 64, "max_position_embeddings": 128}
 BLOCKS = {"layer_types": ["full_attention", "minimax_m3_sparse"]}
-SPARSE = {"num_hidden_layers": 4, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
 LAYERS: dict[str, dict[str, Any]] = listed("long_texts", "layers")
 """Layers of models; in all but the last, later layers use what earlier ones have computed."""
 

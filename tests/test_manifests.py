@@ -20,8 +20,9 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.model.checkpoint.publishing import MANIFEST, write_manifest
 from growkit.proof.files import FolderDifferences
+from tests.architectures import save
 from tests.conftest import KINDS, edit_config, edit_json, edit_weights, listed, save_random, seeded
-from tests.families import FAMILIES, IDENTITY, Case, random_model, windows
+from tests.families import FAMILIES, IDENTITY, Case, windows
 from tests.test_tampering import (
     TAMPERINGS,
     add_tokenizer,
@@ -236,7 +237,7 @@ def make_pair(kind: str, way: str, folder: Path) -> Pair:
     family = None
     grown: Json = {"hidden": "x2"}
     if kind in DESCRIBED:
-        random_model(kind, folder / "source", **more_of(kind, choose))
+        save(kind, folder / "source", **more_of(kind, choose))
         family = growkit.infer(folder / "source")["family"]
     elif kind in FAMILIES:
         case = Case(FAMILIES[kind], choose)

@@ -95,11 +95,6 @@ def divergence(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
     return total / sum(len(p) for p in expected)
 
 
-def kl(source: Path, target: Path, windows: Sequence[Tensor]) -> float:
-    """KL(source ‖ target) in plain torch, nats per token."""
-    return divergence(probabilities(source, windows), probabilities(target, windows))
-
-
 @pytest.mark.parametrize("cost", [1.0, float("nan"), float("inf")])
 def test_no_rank_keeps_it(cost: float) -> None:
     with pytest.raises(InputError, match=r"no rank keeps a tolerance of 0\.5: rank 20 still costs"):
@@ -298,9 +293,6 @@ def test_a_manifest_makes_the_same_model_again(
     tensors = [load_file(tmp_path / each / "model.safetensors") for each in ("first", "second")]
     assert tensors[0].keys() == tensors[1].keys()
     assert all(tensors[1][name].equal(tensor) for name, tensor in tensors[0].items())
-
-
-TOLERANCE = {"rank": "auto", "tolerance": 0.05}
 
 
 @pytest.fixture

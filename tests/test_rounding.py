@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
 import growkit
-from tests.families import random_model
+from tests.conftest import save_model
 
 WIDTH = 128
 """Of the target, whose layers alone are at fault."""
@@ -63,9 +63,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("rounding")
     sizes = {"hidden_size": WIDTH // 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"head_dim": 16, "vocab_size": 256, "max_position_embeddings": 256}
-    source = random_model("llama", folder / "source", 3, **sizes)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    model.save_pretrained(source)
+    source = save_model(folder / "source", "llama", 3, torch.bfloat16, **sizes)
     growkit.grow(source, folder / "out", hidden="x2", verify=False)
     return source, folder / "out"
 

@@ -197,7 +197,6 @@ def test_a_setting_that_saving_drops_is_no_contradiction(source: Path, tmp_path:
 
 
 PROOF = growkit.Settings(prompts=1, length=16)
-ALONE = {"heads": "x1", "kv_heads": "x1"}
 GROWTHS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = listed(
     "without_manifest", "growths"
 )
