@@ -49,7 +49,7 @@ FEW = growkit.Settings(prompts=1, length=12)
 @pytest.fixture(scope="module")
 def arcee(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of a family that growkit does not know."""
-    sizes = {"hidden_size": 64, "max_position_embeddings": 64}  # alike
+    sizes = {"vocab_size": 29, "hidden_size": 64, "max_position_embeddings": 64}
     return save("arcee", tmp_path_factory.mktemp("models") / "arcee", **sizes)
 
 

@@ -260,7 +260,7 @@ def add_tokenizer(folder: Path) -> None:
         tokenizer["post_processor"] = None
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "d", "bos_token": "a"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "generation_config.json").write_text('{"eos_token_id": 2, "top_k": 50}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2, "top_k": 40}')
 
 
 def make_pairs(folder: Path) -> None:
