@@ -76,12 +76,17 @@ def moved_on(*names: str) -> Callable[[State], None]:
     return change
 
 
+def narrowed(state: State) -> None:
+    """Everything is rounded, but stored in the dtype it had."""
+    state |= {name: tensor.bfloat16().float() for name, tensor in state.items()}
+
+
 QKV = of_layers("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", layers=(1,))
 QK = of_layers("self_attn.q_proj", "self_attn.k_proj")
 OUTPUT = of_layers("self_attn.o_proj", layers=(1,))
 NORMS = of_layers("input_layernorm", layers=(0,))
 MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
-    "neighbours": ("llama", edited(neighbours, *QK), "k_proj.weight of all layers has the rows of"),
+    "neighbours": ("llama", edited(neighbours, *QK), "q_proj.weight of all layers has the rows of"),
     "halves": ("llama", edited(halves, *QK[:1]), "self_attn.q_proj.weight of layer 0 has the rows"),
     "K and V": (
         "llama",
@@ -120,6 +125,28 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
         "llama",
         edited(lambda t: t.bfloat16().half().float(), *OUTPUT),
         "o_proj.weight of layer 1 is rounded to bfloat16",
+    ),
+    "K and V, rounded": (
+        "llama",
+        lambda state: (exchanged((QK[1], QK[1].replace("k_", "v_")))(state), narrowed(state)),
+        "layer 0 holds self_attn.v_proj.weight of the source, and is rounded to bfloat16",
+    ),
+    "pairs, rounded": (
+        "llama",
+        lambda state: (edited(neighbours, *QK)(state), narrowed(state)),
+        "where the class has halves, and is rounded to bfloat16",
+    ),
+    "scaled": ("llama", edited(lambda t: t * WIDTH**-0.5, *QK[::2]), "by 0.5, 1/√4"),
+    "heads": (
+        "llama",
+        edited(lambda t: t.view(HEADS, WIDTH, -1)[[1, 0, 3, 2]].flatten(0, 1), *QK[::2]),
+        "self_attn.q_proj.weight of all layers has its heads in another order",
+    ),
+    "columns": ("llama", edited(lambda t: t.roll(2, 1), *OUTPUT), "has its columns moved on by 2"),
+    "tokens": (
+        "llama",
+        edited(lambda t: t.flip(0), "model.embed_tokens.weight"),
+        "model.embed_tokens.weight has its rows in another order",
     ),
     "groups": ("llama", cut_by_groups, "is cut from queries, keys and values in the order of"),
     "no groups": ("llama", cut_as_groups, "is cut as if queries, keys and values were in the"),
@@ -242,6 +269,30 @@ def test_a_verdict_says_what_the_mistake_was(tmp_path: Path) -> None:
     assert result["fault"]["tensor"] == "model.layers.1.mlp.gate_proj.weight"
 
 
+def test_padding_and_layers_that_are_missing_are_named(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source", "llama", 0)
+    target = shutil.copytree(source, tmp_path / "target")
+    padded = ["model.embed_tokens.weight", "lm_head.weight"]
+    with edit_weights(target) as state:
+        edited(lambda t: torch.cat([t, torch.zeros(8, t.shape[1])]), *padded)(state)
+        tokens = len(state[padded[0]])
+    edit_config(target, vocab_size=tokens)
+    assert growkit.verify(source, target, prompts=1, length=12)["kept"]
+    with edit_weights(target) as state:
+        exchanged((QK[1], QK[1].replace("k_", "v_")))(state)
+    result = growkit.verify(source, target, prompts=1, length=12)
+    assert not result["kept"]
+    assert "self_attn.k_proj.weight of layer 0 holds self_attn.v_proj.weight" in result["reason"]
+    assert f"the vocabulary has {tokens} tokens in place of {tokens - 8}" in result["reason"]
+    target = shutil.copytree(source, tmp_path / "shallow")
+    with edit_weights(target) as state:
+        for name in [name for name in state if ".layers.1." in name]:
+            del state[name]
+    edit_config(target, num_hidden_layers=1)
+    reason = growkit.verify(source, target, prompts=1, length=12)["reason"]
+    assert "the target lacks 9 tensors (model.layers.1.input_layernorm.weight" in reason
+
+
 def test_a_model_that_computes_the_same_has_no_diagnosis(tmp_path: Path) -> None:
     """Its units are in another order; and nothing explains a matrix that was trained."""
     source = save_model(tmp_path / "source", "llama")
@@ -257,5 +308,5 @@ def test_a_model_that_computes_the_same_has_no_diagnosis(tmp_path: Path) -> None
     assert result["sections"]["diagnosis"] is None
     with edit_weights(target) as state:
         state.update(load_file(source / "model.safetensors"))
-        state[gate] *= 1.5
+        state[gate] *= 1 + torch.rand(state[gate].shape) / 8
     assert diagnosis_of(source, target) is None

@@ -294,9 +294,7 @@ def test_more_tokens(rows: str, tied: bool, make: Make, tmp_path: Path) -> None:
     assert growkit.verify(source, out, prompts=1, length=12)["kept"]
     tensors["model.embed_tokens.weight"][:29] *= 1.5
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
-    same = r"only models of the same vocabulary can be compared: the logits differ by \d"
-    with pytest.raises(InputError, match=rf"^vocab_size is 29 .* and 37 .*; {same}"):
-        growkit.verify(source, out, prompts=1, length=12)
+    assert "the logits differ by" in growkit.verify(source, out, prompts=1, length=12)["reason"]
 
 
 def saved_in(source: Path, dtype: torch.dtype, folder: Path) -> Path:

@@ -63,7 +63,7 @@ def empty_model(weights: Model, dtype: torch.dtype) -> tuple[Any, Model, Callabl
     Raises:
         InputError: transformers does not know the model, or a tensor is missing or does not fit.
     """
-    weights = class_weights(weights)
+    names, weights = weights.tensors, class_weights(weights)
     model = build(weights, weights.config, dtype)
     if isinstance(weights, Extended):
         weights.extend(model)
@@ -88,7 +88,7 @@ def empty_model(weights: Model, dtype: torch.dtype) -> tuple[Any, Model, Callabl
             continue  # as in transformers, the class computes it
         if info is None or info.shape != tuple(tensor.shape):
             what = "missing keys" if info is None else "mismatched keys"
-            raise transformers_class.unread_weights(model, what, weights.where(), name)
+            raise transformers_class.unread_weights(model, what, weights.where(), name, names)
     return model, weights, stored
 
 

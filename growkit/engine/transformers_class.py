@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import lru_cache
@@ -132,11 +132,24 @@ def class_loss(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
         return output.loss.reshape(()), output.logits[0]
 
 
-def unread_weights(model: Any, problem: str, where: str, name: str) -> InputError:
-    """The error for a model that would run with a randomly initialised parameter."""
+def unread_weights(
+    model: Any, problem: str, where: str, name: str, stored: Collection[str] = ()
+) -> InputError:
+    """The error for a model that would run with a randomly initialised parameter.
+
+    Args:
+        model: the model.
+        problem: what transformers reports.
+        where: the files.
+        name: name of the parameter.
+        stored: names of the tensors in the files, if they are known.
+    """
+    end = name.removeprefix("model.")
+    other = next((of for of in stored if of != name and of.endswith(f".{end}")), "")
+    there = f" (there is {other}, which the class does not read)" if other else ""
     return InputError(
-        f"{type(model).__name__} reports {problem} in {where}: {name}; the model would run with "
-        "random weights there, correct config.json or the weights"
+        f"{type(model).__name__} reports {problem} in {where}: {name}{there}; the model would run "
+        "with random weights there, correct config.json or the weights"
     )
 
 

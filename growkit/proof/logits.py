@@ -34,7 +34,6 @@ from growkit.proof.fingerprint import computed_in, fingerprint, widest
 from growkit.proof.localisation import tensor_fault
 from growkit.proof.modes import ATTENTION, NO_NUMBERS, SHORT, Mode, NotAskedError, kernel_modes
 from growkit.proof.pair import Pair
-from growkit.proof.preflight import vocabulary_error
 from growkit.proof.rounding import Inflation, compare_rounding
 from growkit.proof.side_by_side import Comparison, Models, SideBySide, computed_on
 from growkit.results.proof_result import (
@@ -176,11 +175,7 @@ def compare_function(pair: Pair, side: SideBySide, modes: Sequence[Mode]) -> Fun
     except InputError as error:
         where = "" if pair.device == CPU else f" (on {device_name(pair.device)})"
         raise InputError(f"{error}{where}") from error
-    function = Function(pair, strict, native)
-    explained = within(strict.compared.largest, native.limit and native.limit.largest)
-    if pair.more_tokens and not pair.lineage.plans and not explained:
-        raise vocabulary_error(pair.before, pair.after, _sentence(function))
-    return function
+    return Function(pair, strict, native)
 
 
 # Strict float64.

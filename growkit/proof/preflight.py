@@ -93,9 +93,13 @@ def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
     Raises:
         InputError: its vocabulary is smaller.
     """
-    if after.config["vocab_size"] < before.config["vocab_size"]:
-        order = f"the source comes first; if it is {after.folder}, swap the two"
-        raise vocabulary_error(before, after, f"only a target may have more tokens ({order})")
+    sizes = [model.config["vocab_size"] for model in (before, after)]
+    if sizes[1] < sizes[0]:
+        raise InputError(
+            f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; only a "
+            f"target may have more tokens (the source comes first; if it is {after.folder}, swap "
+            "the two)"
+        )
 
 
 def check_vocabulary(checkpoint: Checkpoint) -> None:
@@ -115,11 +119,3 @@ def check_vocabulary(checkpoint: Checkpoint) -> None:
             f"vocab_size is {size!r} in {checkpoint.folder}; a whole number above 0 was "
             "expected, correct config.json"
         )
-
-
-def vocabulary_error(before: Checkpoint, after: Checkpoint, why: str) -> InputError:
-    """The error for models that do not share a vocabulary."""
-    both = before, after
-    sizes = " and ".join(f"{model.config['vocab_size']} in {model.folder}" for model in both)
-    only = "only models of the same vocabulary can be compared"
-    return InputError(f"vocab_size is {sizes}; {only}: {why}")

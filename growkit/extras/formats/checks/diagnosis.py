@@ -15,25 +15,22 @@ from torch import Tensor
 
 from growkit.base.axes import ORDERS
 from growkit.base.errors import InputError
-from growkit.base.limits import SPACING
 from growkit.base.names import listed
-from growkit.base.tensors import parts, same_numbers, widened
+from growkit.base.tensors import TensorInfo, same_numbers, widened
 from growkit.base.torch_internals import stored_dtypes
 from growkit.engine.class_weights import class_weights
+from growkit.extras.formats.relations import SKETCH, pieces, rank_of_change, relation, shape_of
 from growkit.model.checkpoint.reading import Checkpoint
-from growkit.model.model import Model
+from growkit.model.model import Derived, Model
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
-from growkit.results.proof_result import Finding, Section
+from growkit.results.proof_result import Finding, Section, counted
 
 NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 """The number of a layer, or of an expert, in the name of a tensor."""
 
-SKETCH = 64
-"""Number of elements by which tensors are looked up before they are compared."""
-
-MAX_TOLD = 3
+MAX_TOLD = 6
 """Largest number of explanations in a sentence."""
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -63,7 +60,9 @@ def diagnose(pair: Pair, function: Function) -> Section | None:
     if not pair.origin.unknown or (function.kept and not foreign) or pair.adapter:
         return None
     section = explain_weights(pair.before, pair.after)
-    return section or (None if function.kept else explain_sizes(pair.before, pair.after))
+    if function.kept:
+        return section if section and section.explanations else None
+    return section or explain_sizes(pair.before, pair.after)
 
 
 CHECK = Check(diagnose)
@@ -72,17 +71,19 @@ CHECK = Check(diagnose)
 def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
     """Explain the tensors that differ in two models; None if no mistake explains any of them.
 
-    It is also None if the models do not have the same names and shapes.
+    Of two vocabularies, the tokens that both have are compared. It is also None if other tensors
+    have other shapes.
     """
     was, now = _alike(before, after)
-    shapes = [{name: info.shape for name, info in model.tensors.items()} for model in (was, now)]
-    if shapes[0] != shapes[1]:
+    one, other = Shortened(was, now), Shortened(now, was)
+    names = [name for name in was.tensors if name in now.tensors]
+    if any(shape_of(one, name) != shape_of(other, name) for name in names):
         return None
-    names = [*was.tensors]
     with stored_dtypes():  # strict float64 must not apply
-        wrong = [name for name in names if not _same(was, now, name)]
-        explained = _explain(was, now, names, wrong, _sizes(after))
-    if not explained:
+        wrong = [name for name in names if not _same(one, other, name)]
+        explained = _explain(one, other, names, wrong, _sizes(after))
+    rest = _rest(was, now)
+    if not explained and not rest:
         return None
     sentences = sentences_on(explained, names)
     unexplained = [name for name in wrong if name not in explained]
@@ -95,9 +96,49 @@ def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
     clauses = sentences[:MAX_TOLD]
     if len(sentences) > MAX_TOLD:
         clauses.append(f"{len(sentences) - MAX_TOLD} more")
+    clauses += rest
     if unexplained:
         clauses.append(f"no known mistake explains {listed(unexplained)}")
-    return _diagnosis("; ".join(clauses), wrong[0], sentences, unexplained)
+    place = (
+        wrong[0] if wrong else min(was.tensors.keys() ^ now.tensors.keys(), default="vocab_size")
+    )
+    return _diagnosis("; ".join(clauses), place, sentences, unexplained)
+
+
+class Shortened(Derived):
+    """A model with only the tokens that another one has as well."""
+
+    def __init__(self, source: Model, other: Model) -> None:
+        super().__init__(source)
+        sizes = [of.config.get("vocab_size") for of in (source, other)]
+        self._rows: dict[str, int] = {}
+        for name, info in source.tensors.items():
+            theirs = shape_of(other, name)
+            if [info.shape[:1], theirs[:1]] == [(size,) for size in sizes] and sizes[0] != sizes[1]:
+                self._rows[name] = min(info.shape[0], theirs[0])
+        self.tensors = {**source.tensors} | {
+            name: TensorInfo((rows, *source.tensors[name].shape[1:]), source.tensors[name].dtype)
+            for name, rows in self._rows.items()
+        }
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """See ``Weights``."""
+        if name in self._rows:
+            rows = (where[0] if where else None) or slice(None)
+            where = slice(*rows.indices(self._rows[name])[:2]), *where[1:]
+        return super().read(name, *where)
+
+
+def _rest(was: Model, now: Model) -> list[str]:
+    """Sentences on what one of two models has beyond the other."""
+    sizes = [model.config.get("vocab_size") for model in (was, now)]
+    rest = [f"the vocabulary has {sizes[1]} tokens in place of {sizes[0]}"] * (sizes[0] != sizes[1])
+    lost, more = was.tensors.keys() - now.tensors.keys(), now.tensors.keys() - was.tensors.keys()
+    for names, what in ((lost, "lacks {}"), (more, "has {} more")):
+        if names:
+            number = what.format(counted(len(names), "tensor"))
+            rest.append(f"the target {number} ({listed(sorted(names), 2)})")
+    return rest
 
 
 def sentences_on(phrases: Mapping[str, str], names: Collection[str]) -> list[str]:
@@ -115,7 +156,7 @@ def sentences_on(phrases: Mapping[str, str], names: Collection[str]) -> list[str
         alike[_layers(component, wrong, names), phrase].append(component.rpartition("*.")[2])
     return [
         f"{'each of ' * (len(of) > 1)}{listed(of)}{layers} {phrase}"
-        for (layers, phrase), of in alike.items()
+        for (layers, phrase), of in sorted(alike.items(), key=lambda of: of[0][1] in ROUNDED)
     ]
 
 
@@ -155,11 +196,6 @@ def _alike(before: Model, after: Model) -> tuple[Model, Model]:
     return class_weights(before), class_weights(after)
 
 
-def _shape(model: Model, name: str) -> tuple[int, ...]:
-    """The shape of a tensor; empty if there is none."""
-    return model.tensors[name].shape if name in model.tensors else ()
-
-
 def _sizes(model: Model) -> Mapping[str, int]:
     """The sizes of the axes of a model; empty if no family describes it."""
     with suppress(InputError):
@@ -170,21 +206,12 @@ def _sizes(model: Model) -> Mapping[str, int]:
 def _same(before: Model, after: Model, name: str, other: str = "") -> bool:
     """Whether a tensor of the target is that of the source, or another one."""
     other = other or name
-    if _shape(before, other) != _shape(after, name):
+    if shape_of(before, other) != shape_of(after, name):
         return False
     return all(
         same_numbers(before.read(other, *where), after.read(name, *where))
-        for where in _pieces(after, name)
+        for where in pieces(after, name)
     )
-
-
-def _pieces(model: Model, name: str, width: int = 1) -> list[list[slice]]:
-    """Divide a tensor into parts with whole heads, whose width is given."""
-    if not _shape(model, name) or not model.tensors[name].elements:
-        return [[]]
-    (rows, *_), length = parts(model, name), model.tensors[name].shape[0]
-    step = max(width, rows.stop // width * width)
-    return [[slice(at, min(at + step, length))] for at in range(0, length, step)]
 
 
 def _component(name: str) -> str:
@@ -215,42 +242,57 @@ def _explain(
     """The phrase that explains each tensor, for those that a mistake explains."""
     sketches: defaultdict[tuple[float, ...], list[str]] = defaultdict(list)
     for name in names:
-        sketches[_sketch(before, name)].append(name)
+        sketch = _sketch(before, name)
+        for values in {sketch, *(_rounded_to(dtype, sketch) for dtype in ROUNDED.values())}:
+            sketches[values].append(name)
     explained, likely, counts = dict[str, str](), dict[str, str](), Counter[str]()
     # Small tensors may have numbers that several mistakes explain, so large ones come first.
     for name in sorted(wrong, key=lambda name: -after.tensors[name].elements):
         component = _component(name)
-        others = (other for other in sketches[_sketch(after, name)] if other != name)
-        other = next((other for other in others if _same(before, after, name, other)), None)
-        if other:
-            explained[name] = _relation(name, other)
-            continue
+        others = [other for other in sketches[_sketch(after, name)] if other != name]
         rules = sorted(RULES, key=lambda phrase: (phrase != likely.get(component), -counts[phrase]))
-        for which, phrase in product(_alternatives(name, before), rules):
-            if which != name and phrase not in ROTARY:
-                continue
-            if _repeats(before, after, which, name, phrase, sizes):
-                swapped = "" if which == name else f"{_relation(name, which)}, and "
-                explained[name] = likely[component] = swapped + phrase
-                counts[phrase] += 1
+        trials = [
+            *((other, ()) for other in others),
+            *((name, (phrase,)) for phrase in rules),
+            *product(others, [(phrase,) for phrase in ROUNDED]),
+            *product(_alternatives(name, before)[1:], [(phrase,) for phrase in ROTARY]),
+            *product(
+                _alternatives(name, before),
+                product([phrase for phrase in rules if phrase not in (*ROUNDED, *FINER)], ROUNDED),
+            ),
+        ]
+        for which, phrases in trials:
+            if _repeats(before, after, which, name, phrases, sizes):
+                swapped = [] if which == name else [_relation(name, which)]
+                explained[name] = likely[component] = ", and ".join([*swapped, *phrases])
+                counts.update(phrases[:1])
                 break
     explained |= dict(_mixed(before, after, wrong, explained, sizes))
+    rest = [name for name in wrong if name not in explained]
+    explained |= {name: how for name in rest if (how := relation(before, after, name, sizes))}
     explained |= _with_low_rank(before, after, [name for name in wrong if name not in explained])
     return {name: explained[name] for name in wrong if name in explained}
 
 
 def _repeats(
-    before: Model, after: Model, which: str, name: str, phrase: str, sizes: Mapping[str, int]
+    before: Model,
+    after: Model,
+    which: str,
+    name: str,
+    phrases: Sequence[str],
+    sizes: Mapping[str, int],
 ) -> bool:
-    """Whether a mistake makes a tensor of the target from one of the source, part by part."""
-    for where in _pieces(after, name, sizes.get("head_dim") or 1):
+    """Whether mistakes make a tensor of the target from one of the source, part by part."""
+    if shape_of(before, which)[::-1] not in (shape_of(after, name), shape_of(after, name)[::-1]):
+        return False
+    for where in pieces(after, name, sizes.get("head_dim") or 1):
         now = after.read(name, *where)
-        was = (
-            PARTS[phrase](before, which, *where) if phrase in PARTS else before.read(which, *where)
-        )
-        if was is not None and phrase in FINER:
-            was, now = now, was  # the source has what the target rounds to
-        repeated = None if was is None else RULES[phrase](was, sizes)
+        moved = next((PARTS[phrase] for phrase in phrases if phrase in PARTS), None)
+        repeated = moved(before, which, *where) if moved else before.read(which, *where)
+        if repeated is not None and FINER.keys() & {*phrases}:
+            repeated, now = now, repeated  # the source has what the target rounds to
+        for phrase in phrases:
+            repeated = None if repeated is None else RULES[phrase](repeated, sizes)
         if repeated is None or not same_numbers(repeated.to(now.dtype), now):
             return False
     return True
@@ -260,13 +302,17 @@ def _alternatives(name: str, model: Model) -> list[str]:
     """A tensor, and the projections of the same attention with which it may be exchanged."""
     kind = next((kind for kind in QKV if kind in name), "")
     alike = [name.replace(kind, other) for other in QKV if kind and other != kind]
-    return [name, *(other for other in alike if _shape(model, other) == _shape(model, name))]
+    return [name, *(other for other in alike if shape_of(model, other) == shape_of(model, name))]
 
 
 def _sketch(model: Model, name: str) -> tuple[float, ...]:
     """The first elements of a tensor."""
-    first = model.read(name, slice(0, 1)) if _shape(model, name)[1:] else model.read(name)
+    first = model.read(name, slice(0, 1)) if shape_of(model, name)[1:] else model.read(name)
     return tuple(widened(first.flatten()[:SKETCH]).double().tolist())
+
+
+def _rounded_to(dtype: torch.dtype, numbers: Sequence[float]) -> tuple[float, ...]:
+    return tuple(torch.tensor(numbers, dtype=torch.float64).to(dtype).double().tolist())
 
 
 def _relation(name: str, other: str) -> str:
@@ -295,9 +341,12 @@ def _rounded(dtype: torch.dtype) -> Rule:
     return lambda tensor, sizes: tensor.to(dtype).to(torch.float64)
 
 
-FINER: dict[str, Rule] = {
-    f"is rounded to {name} in the source": _rounded(dtype)
+ROUNDED = {
+    f"is rounded to {name}": dtype
     for name, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16))
+}
+FINER: dict[str, Rule] = {
+    f"{phrase} in the source": _rounded(dtype) for phrase, dtype in ROUNDED.items()
 }
 """Mistakes of a source, from which the target was not made."""
 
@@ -324,8 +373,7 @@ RULES: dict[str, Rule] = {
             else None
         )
     ),
-    "is rounded to float16": _rounded(torch.float16),
-    "is rounded to bfloat16": _rounded(torch.bfloat16),
+    **{phrase: _rounded(dtype) for phrase, dtype in ROUNDED.items()},
     "is rounded to bfloat16, and then to float16": (
         lambda tensor, sizes: tensor.to(torch.bfloat16).to(torch.float16).double()
     ),
@@ -339,14 +387,14 @@ RULES: dict[str, Rule] = {
 
 def _columns(model: Model, name: str, *where: slice) -> Tensor | None:
     """The columns of a square matrix that become these rows."""
-    shape = _shape(model, name)
+    shape = shape_of(model, name)
     square = len(shape) == 2 and shape[0] == shape[1]
     return model.read(name, slice(None), *where) if square else None
 
 
 def _other_half(model: Model, name: str, *where: slice) -> Tensor | None:
     """The rows that are as far from the other half's beginning as these from their own's."""
-    length = (*_shape(model, name), 1)[0]
+    length = (*shape_of(model, name), 1)[0]
     if length % 2:
         return None
     rows, half = where[0], length // 2
@@ -363,35 +411,15 @@ PARTS: dict[str, Callable[..., Tensor | None]] = {
 """Reads the part of the source's tensor that a mistake moves to these rows, if not the same one."""
 
 
-ROWS, LARGEST_RANK, LEAST_PART = 512, 256, 0.8
-"""Rows by which a rank is estimated, the largest of an adapter, and the least part of a difference,
-in squares, that has this rank; the rest is rounding."""
-
-
 def _with_low_rank(before: Model, after: Model, wrong: Sequence[str]) -> dict[str, str]:
     """Matrices to which matrices of low rank were added."""
-    ranks = {name: _rank_of_change(before, after, name) for name in wrong}
+    ranks = {name: rank_of_change(before, after, name) for name in wrong}
     largest = max(ranks.values(), default=0)
     phrase = (
         f"is the source's plus a matrix of rank {largest} or less, as after a merged LoRA "
         "(--adapter FOLDER proves the merge)"
     )
     return {name: phrase for name, rank in ranks.items() if rank}
-
-
-def _rank_of_change(before: Model, after: Model, name: str) -> int:
-    """The rank of the difference of two matrices, but for rounding; 0 if it is not low."""
-    if len(_shape(after, name)) != 2:
-        return 0
-    rows = slice(0, min(_pieces(after, name)[0][0].stop, ROWS))
-    was, stored = before.read(name, rows).double(), after.read(name, rows)
-    now = widened(stored).double()
-    spacing = SPACING.get(str(stored.dtype).removeprefix("torch."), 1.0)
-    noise = spacing * now.square().mean().sqrt() * sum(size**0.5 for size in now.shape)
-    squares = torch.linalg.eigvalsh((now - was) @ (now - was).T)
-    large = squares[squares > noise**2]
-    low = len(large) <= min(LARGEST_RANK, min(now.shape) // 2)
-    return len(large) if low and large.sum() > LEAST_PART * squares.sum() else 0
 
 
 def _mixed(
