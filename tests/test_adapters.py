@@ -373,7 +373,6 @@ def test_peft_cannot_adapt_a_module_that_returns_several(tmp_path: Path) -> None
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = listed("adapters", "refused")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_grow_is_named(case: str, tmp_path: Path) -> None:
     kind, config, way, sentence = REFUSED[case]

@@ -92,7 +92,6 @@ def repeated(weight: NDArray[np.float64], maps: Sequence[IndexMap]) -> NDArray[n
     return weight
 
 
-@pytest.mark.sampled(20)
 @pytest.mark.parametrize("seed", range(150))
 def test_any_slice_of_any_map(seed: int) -> None:
     chance = seeded(seed)

@@ -259,7 +259,6 @@ def test_a_wrong_axis_is_caught(arcee: Path, found: growkit.Inference, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("changes", "says"),
     listed("inference", "mistakes in a description"),
@@ -341,7 +340,6 @@ def test_experts_and_conditions_are_described(
     assert layers == (2 if growth.get("method") == "depth" else 1)
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("change", "says"),
     listed("inference", "mistakes in the words of families"),

@@ -64,7 +64,6 @@ CHANGES: dict[str, Any] = listed("folder", "changes")
 STRUCTURED = ("response_template", "response_schema", "tools", "parser")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", CHANGES)
 def test_a_changed_setting_is_found(key: str, source: Path, tmp_path: Path) -> None:
     for name in ("changed", "removed") if key in STRUCTURED else ("changed",):
@@ -77,7 +76,6 @@ def test_a_changed_setting_is_found(key: str, source: Path, tmp_path: Path) -> N
         assert same_ids(Folder(source), Folder(target))[0]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("field", ["lstrip", "rstrip", "single_word", "normalized", "special"])
 def test_properties_of_added_tokens(field: str, source: Path, tmp_path: Path) -> None:
     """Properties that transformers reads are a change."""

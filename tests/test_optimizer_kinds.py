@@ -231,7 +231,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model") / "source", "llama", **LLAMA)
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("number", range(len(ILLEGAL)))
 def test_what_is_illegal_is_refused(number: int, source: Path, tmp_path: Path) -> None:
     """In a sentence, before anything is written; the control is every other test here."""

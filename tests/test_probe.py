@@ -379,6 +379,13 @@ def test_the_last_tenth_is_a_tenth_in_every_language(
     assert bytes(data.held_out[0].tolist()).decode(errors="replace").startswith(text[:1])
 
 
+def test_intervals_are_those_of_the_table_of_t() -> None:
+    """Abramowitz and Stegun, table 26.10."""
+    table = {1: (12.706, 63.657), 2: (4.303, 9.925), 3: (3.182, 5.841), 4: (2.776, 4.604)}
+    for freedom, expected in table.items():
+        assert tuple(round(noise.t_beyond(p, freedom), 3) for p in (0.05, 0.01)) == expected
+
+
 @pytest.mark.parametrize("spreads", [(1, 0, 0), (0, 1, 0), (0.3, 1, 1), (0, 0, 1)])
 def test_noise_is_taken_for_a_difference_in_one_of_twenty(spreads: tuple[float, ...]) -> None:
     """Differences vary by seed, by window, and freely; with one window, by seed alone."""

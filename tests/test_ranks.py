@@ -240,7 +240,6 @@ def test_every_layer_may_have_its_rank(
 BAD_RANKS: list[Any] = [[2], [2, 2, 2], [0, 2], [2, -1], [2, "3"], [2, 2.0], [True, 2], [], "2", 0]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", BAD_RANKS, ids=str)
 def test_bad_ranks_in_a_config_are_refused(ranks: Any, source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "shared", rank=[2, 2])

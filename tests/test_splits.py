@@ -45,7 +45,6 @@ def draws(amplitude: float, shape: torch.Size, seed: int = 0) -> Draw:
     return draw
 
 
-@pytest.mark.sampled(12)
 @pytest.mark.parametrize("amplitude", AMPLITUDES)
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize(

@@ -68,7 +68,6 @@ LINKS: dict[str, Callable[[Path], Any]] = {
 FILES = ("tokenizer.json", "config.json", "model.safetensors", "LICENSE", "modeling_own.py")
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", LINKS)
 def test_links_and_pipes(kind: str, name: str, source: Path, sound: Path) -> None:
@@ -129,7 +128,6 @@ def test_indices(listed: Any, source: Path, sound: Path) -> None:
 # -- there is an end to everything
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "text",
     [
