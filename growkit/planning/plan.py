@@ -15,17 +15,16 @@ from functools import cached_property, partial
 from math import prod
 from typing import Any
 
-from growkit.algebra.expansion import NOTHING, Index
 from growkit.algebra.growth_law import Rows
 from growkit.base import tensors
 from growkit.base.errors import InputError
-from growkit.base.lazy import Tensor, np, torch
+from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.families.family import Family
 from growkit.model.model import RECOMPUTED, Model, predicting, predicts
-from growkit.planning.transforms import Kept, Mapped, Transform
+from growkit.planning.transforms import Transform
 from growkit.results.proof_result import Spectrum
 
 SMALL = 1 << 26
@@ -296,49 +295,6 @@ class _Once(Weights):
 
 class LostError(Exception):
     """The source of a tensor cannot be recovered from it."""
-
-
-@dataclass(frozen=True)
-class Places:
-    """The origin of the coordinates of one dimension of a tensor.
-
-    Attributes:
-        tensor: name of the source tensor.
-        source: for each coordinate, the source coordinate that it copies, or ``NOTHING``; None if
-            the coordinates are unchanged.
-        factor: factor of the tensor.
-    """
-
-    tensor: str
-    source: Index | None = None
-    factor: float = 1.0
-
-
-def traced(
-    plans: Sequence[Plan], name: str, dimension: int, behind: Places | None = None
-) -> Places | None:
-    """Trace the coordinates of a dimension back through all steps.
-
-    Args:
-        plans: plans of the steps, in order.
-        name: name of a tensor that the last plan makes.
-        dimension: index of the dimension.
-        behind: the places of a later tensor that was made from it; None for the tensor itself.
-
-    Returns:
-        The places; None if some of the tensor was computed, or is new.
-    """
-    source, factor = (behind.source, behind.factor) if behind else (None, 1.0)
-    for plan in reversed(plans):
-        rule = plan.by_target.get(name)
-        if rule is None or not isinstance(rule.transform, Kept | Mapped):
-            return None
-        if isinstance(rule.transform, Mapped):
-            here = rule.transform.maps[dimension].source
-            source = here if source is None else np.where(source == NOTHING, NOTHING, here[source])
-        factor *= rule.transform.factor
-        name = rule.transform.source
-    return Places(name, source, factor)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,10 @@
 """Where and why two models differ: corresponding states, and the cause of a fault."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,14 +12,10 @@ from growkit.algebra.expansion import NOTHING
 from growkit.base.errors import InputError
 from growkit.base.limits import within, within_each
 from growkit.base.tensors import TORCH_NAMES, main_dtype, parts
-from growkit.engine.class_weights import ClassWeights
-from growkit.engine.loader import loading
 from growkit.engine.metrics import error_of
-from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.families.family_parts import component_of
 from growkit.model.model import Model
-from growkit.planning.own_class import substitute
-from growkit.planning.plan import Lineage, Places, traced
+from growkit.planning.plan import Lineage
 from growkit.results.proof_result import Fault
 
 
@@ -35,54 +30,37 @@ def copies_of(states: Tensor, source: Tensor) -> Tensor:
     return torch.cat([states, zero], -1)[..., source.to(states.device)]
 
 
-def copied_states(expected: Tensor, of_target: Tensor, copied: Tensor | None) -> Tensor | None:
-    """The source coordinate of each of the target's hidden coordinates; None if there is none.
+MATCHED = 16
+"""Number of tokens by whose states coordinates are matched."""
+
+AT_ONCE = 1 << 10
+"""Number of coordinates that are matched at a time."""
+
+
+def copied_states(expected: Tensor, of_target: Tensor) -> Tensor | None:
+    """The source coordinate of each of the target's hidden coordinates; None if these are fewer.
+
+    They are copies of the whole space or of single coordinates, one after the other, or else those
+    with the nearest values.
 
     Args:
         expected: states of the source, [tokens, hidden].
         of_target: states of the target.
-        copied: the coordinates if they are known; None to try copies of the whole space, and of
-            single coordinates.
     """
     size, grown = expected.shape[-1], of_target.shape[-1]
-    if copied is not None and len(copied) == grown:
-        return copied
-    if grown % size:
+    if grown < size:
         return None
-    orders = torch.arange(grown) % size, torch.arange(grown) // (grown // size)
-    return min(orders, key=lambda order: error_of(of_target, copies_of(expected, order)))
+    blocks = torch.arange(grown) % size
+    some, others = expected[:MATCHED].float().T, of_target[:MATCHED].float().T
+    columns = torch.cat([some, torch.zeros_like(some[:1])])
+    parts = [torch.cdist(part, columns, torch.inf).argmin(1) for part in others.split(AT_ONCE)]
+    near = torch.cat(parts).cpu()
+    orders = blocks, blocks.sort().values, torch.where(near == size, NOTHING, near)
 
+    def error(order: Tensor) -> float:
+        return round(error_of(of_target, copies_of(expected, order)), 9)
 
-def hidden_copies(
-    lineage: Lineage, before: Checkpoint, after: Checkpoint, embeddings: Sequence[str]
-) -> Tensor | None:
-    """The source coordinate of each hidden coordinate, from the embeddings; None if unknown.
-
-    Args:
-        lineage: how the target was made.
-        before: the source.
-        after: the target.
-        embeddings: names of both embeddings, [vocabulary, hidden], in their classes.
-    """
-    if not lineage.plans:
-        return None
-    old, new = (_stored(*pair) for pair in zip((before, after), embeddings, strict=True))
-    places = traced(lineage.plans, new.tensor, 1, new) if new else None
-    if not (places and new and old) or old.source is not None or places.tensor != old.tensor:
-        return None
-    size, grown = before.tensors[old.tensor].shape[1], after.tensors[new.tensor].shape[1]
-    source = np.arange(grown) if places.source is None else places.source
-    if len(source) != grown or source.max(initial=NOTHING) >= size:
-        return None  # the manifest does not describe this target
-    return torch.from_numpy(source)
-
-
-def _stored(checkpoint: Checkpoint, name: str) -> Places | None:
-    """The stored tensor of a class's parameter, with the places of its columns."""
-    if own := substitute(checkpoint.config):
-        return traced((own.plan(checkpoint),), name, 1)
-    stored = ClassWeights(checkpoint, loading(checkpoint).conversions).stored_as(name)
-    return Places(stored) if stored else None
+    return min(orders, key=error)
 
 
 def tensor_fault(lineage: Lineage, target: Model, name: str, layer: int | None) -> Fault:

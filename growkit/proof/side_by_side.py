@@ -24,7 +24,7 @@ from growkit.engine.strict import strict_float64
 from growkit.model.model import Model
 from growkit.proof.control import Controls, Coverage
 from growkit.proof.fingerprint import Question, question, widest
-from growkit.proof.localisation import copied_states, copies_of, hidden_copies
+from growkit.proof.localisation import copied_states, copies_of
 from growkit.proof.modes import LONG, PREFILL, Mode, NotAskedError
 from growkit.proof.pair import Pair
 
@@ -159,12 +159,6 @@ class SideBySide:
             return range(len(source))
         return lineage.layers
 
-    @cached_property
-    def hidden(self) -> Tensor | None:
-        """The source coordinate of each of the target's hidden coordinates; None if unknown."""
-        names = [f"{model.embedding[0]}.weight" for model in self.models]
-        return hidden_copies(self.pair.lineage, self.pair.before, self.pair.after, names)
-
     def controls(self, call: Call, *, wanted: bool = False, only: str = "") -> Controls:
         """The controls of a comparison; see ``Controls``."""
         noise = rounded_sum(widest(self.pair.before))
@@ -264,7 +258,7 @@ class SideBySide:
         for source, target, comparable in stages:
             if source is not None and target is not None and comparable:
                 if target.layer is None:
-                    copied = copied_states(source.after[0], target.after[0], self.hidden)
+                    copied = copied_states(source.after[0], target.after[0])
                 if copied is not None:
                     triples = zip(source.after, target.after, modes, strict=False)
                     errors = [
