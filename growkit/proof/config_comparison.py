@@ -4,13 +4,11 @@ Every setting is equal, is a size, which the tensors show, or is one that the lo
 tokens show. Every other difference makes another model.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from copy import copy
 from fractions import Fraction
 from functools import cache
-from hashlib import sha256
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError
-from growkit.base.limits import is_identity, within
+from growkit.base.limits import within
 from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
@@ -83,12 +81,12 @@ Shown = Callable[[str, Any, Any], bool | None]
 """Whether logits show which value of a key a model has, the source's or the target's; None if it
 cannot run with the other one."""
 
-Copied = Sequence[frozenset[int]]
-"""For each layer of a target, the layers of the source that it copies."""
-
 
 def in_order(was: Sequence[object], now: Sequence[object]) -> bool:
-    """Whether the list of the deeper model has the other's entries in order, as plans keep them."""
+    """Whether the list of the deeper model has the other's entries in order.
+
+    Prompts for long texts show which of its layers have them.
+    """
     fewer, more = sorted((was, now), key=len)
     rest = iter(more)
     return all(entry in rest for entry in fewer)
@@ -98,7 +96,6 @@ def different_settings(
     first: Config,
     second: Config,
     shown: Shown,
-    fits: Callable[[Sequence[object], Sequence[object]], bool] = in_order,
     layers: tuple[int, int] | None = None,
     path: str = "",
 ) -> tuple[list[str], list[str]]:
@@ -113,8 +110,6 @@ def different_settings(
         first: config of the source.
         second: config of the target.
         shown: whether logits show that one model has the other's value.
-        fits: whether a list of the target, with one entry per layer, fits the source's, if their
-            numbers of layers differ.
         layers: their numbers of layers; None for what the configs say.
         path: of the part of a config that the two are, with a dot at the end.
 
@@ -133,7 +128,7 @@ def different_settings(
         if (
             (was == now or follow.get(key, MISSING) == now or _fewer_predicting(key, now))
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
-            or (by_layer and _deeper(was, now, layers) and fits(was, now))
+            or (by_layer and _deeper(was, now, layers) and in_order(was, now))
             or (path and key in DTYPES and None in (was, now))
             or (one_class and _is_size(key, pair.first, pair.second))
             or (one_class and layers[0] != layers[1] and _types_follow(key, was, second))
@@ -143,7 +138,7 @@ def different_settings(
         ):
             continue
         if isinstance(was, dict) and isinstance(now, dict) and key.endswith("config"):
-            inside = different_settings(was, now, shown, fits, layers, f"{name}.")
+            inside = different_settings(was, now, shown, layers, f"{name}.")
             changed += inside[0]
             named += inside[1]
         elif key in FREE or (key not in follow and shown(f"{path}{key}", was, now)):
@@ -592,88 +587,3 @@ def holds(was: Any, now: Any) -> bool:
         return True
     both = [names[dtype] for dtype in (was, now) if isinstance(dtype, str) and dtype in names]
     return len(both) == 2 and not rounds(*both)
-
-
-IN_LAYER = re.compile(r"(?P<stack>[^\d]+\.)(?P<layer>\d+)(?P<rest>\..+)")
-
-
-def copied_layers(source: Checkpoint, target: Checkpoint) -> Copied | None:
-    """Find the source layers that each target layer copies; an empty set for a new or idle layer.
-
-    Copies have the same matrices or, in a wider model, the same values in their vectors. A layer
-    that returns its input may be of any type.
-
-    Args:
-        source: the source.
-        target: the target, with another number of layers.
-
-    Returns:
-        The source layers of every target layer; None if some source layer has no copy.
-    """
-    for part_of in (_smallest_matrices, _values_of_vectors):
-        before, after = part_of(source), part_of(target)
-        layers = [frozenset(i for i in before if before[i] == after[j]) for j in sorted(after)]
-        if before and frozenset().union(*layers) == before.keys():
-            idle = _idle_layers(target)
-            return [frozenset() if at in idle else of for at, of in enumerate(layers)]
-    return None
-
-
-def _idle_layers(checkpoint: Checkpoint) -> set[int]:
-    """The indices of layers that return their input."""
-    idle = set[int]()
-    with suppress(InputError), strict_float64():
-        model = Layerwise(class_weights(checkpoint), torch.float64, CPU)
-        before: Tensor | None = None
-        for stage in model.stages([question(checkpoint).call]):
-            after = stage.after[0].clone()
-            if stage.layer is not None and before is not None and is_identity(before, after):
-                idle.add(stage.layer)
-            before = after
-    return idle
-
-
-def follows(copied: Copied | None, was: Sequence[object], now: Sequence[object]) -> bool:
-    """Whether a list with one entry per layer fits a target with another number of layers.
-
-    Args:
-        copied: see ``copied_layers``; if None, all entries must be the same.
-        was: entries of the source.
-        now: entries of the target.
-    """
-    if copied is None or len(copied) != len(now):
-        return all(entry == was[0] for entry in (*was, *now))
-    pairs = zip(now, copied, strict=True)
-    return all(was[i] == entry for entry, layers in pairs for i in layers)
-
-
-def _smallest_matrices(checkpoint: Checkpoint) -> dict[int, bytes]:
-    """Hashes of the smallest matrix of each layer; of equally small ones, the first by name."""
-    smallest: dict[int, tuple[int, str]] = {}
-    for layer, name in _in_layers(checkpoint, dimensions=2):
-        size = checkpoint.tensors[name].bytes
-        smallest[layer] = min(smallest.get(layer, (size, name)), (size, name))
-    return {layer: _hash(checkpoint.read(name)) for layer, (_, name) in smallest.items()}
-
-
-def _values_of_vectors(checkpoint: Checkpoint) -> dict[int, bytes]:
-    """Hashes of the different values in the vectors of each layer."""
-    hashes: dict[int, bytes] = {}
-    for layer, name in _in_layers(checkpoint, dimensions=1):
-        hashes[layer] = hashes.get(layer, b"") + _hash(checkpoint.read(name).unique())
-    return hashes
-
-
-def _hash(tensor: Tensor) -> bytes:
-    """A hash of a tensor's shape and numbers, which are the same in every dtype."""
-    numbers = tensor.double().contiguous().numpy()
-    return sha256(f"{numbers.shape}".encode() + numbers.tobytes()).digest()
-
-
-def _in_layers(checkpoint: Checkpoint, dimensions: int) -> Iterator[tuple[int, str]]:
-    """The tensors of all layers with this number of dimensions, by name, and their layers."""
-    unread = {*loading(checkpoint).unread}
-    for name, info in sorted(checkpoint.tensors.items()):
-        inside = IN_LAYER.fullmatch(name)
-        if inside and len(info.shape) == dimensions and name not in unread:
-            yield int(inside["layer"]), name

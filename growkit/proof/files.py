@@ -10,7 +10,6 @@ import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -237,11 +236,9 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
     loads, loaded = loading(source), loading(target)
     ids, unseen = sidecars.same_ids(source.opened, target.opened)
     was, now, wider = _loaded_configs(source, target)
-    deeper = configs.layers_of(was) != configs.layers_of(now)
-    copied = configs.copied_layers(source, target) if deeper else None
     now = _without_old_keys(source, was, now)
-    fits, shown = partial(configs.follows, copied), configs.judge(target, is_target=True)
-    keys, other_keys = configs.different_settings(was, now, shown, fits)
+    shown = configs.judge(target, is_target=True)
+    keys, other_keys = configs.different_settings(was, now, shown)
     other_keys += ["dtype"] if wider else []
     unstated = {
         key: model.folder
