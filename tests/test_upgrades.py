@@ -269,6 +269,7 @@ def test_an_upgrade_that_an_earlier_step_prevents_is_refused(tmp_path: Path) -> 
 
 def test_a_mixer_beside_differential_attention_is_that_beside_softmax(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama")
+    growkit.convert(source, tmp_path / "v2", "diff-v2", verify=False)
     hybrid, steps = (
         ConvertStep("hybrid", {}),
         {"softmax": (), "diff": (ConvertStep("diff-v2", {}),)},
@@ -298,6 +299,9 @@ def test_a_mixer_beside_differential_attention_is_that_beside_softmax(tmp_path: 
     with edit_weights(tmp_path / "diff") as weights:
         weights["model.layers.1.mamba.D"].add_(0.01)
     assert relative_error(tmp_path / "softmax", tmp_path / "diff") > 1e-6  # the control
+    assert growkit.convert(tmp_path / "v2", tmp_path / "unaided", "hybrid", verify=False)
+    (tmp_path / "unaided" / "growkit.json").unlink()
+    assert growkit.verify(tmp_path / "v2", tmp_path / "unaided", QUICK)["kept"]
     with pytest.raises(ValueError, match="packed"):
         model(ids, position_ids=torch.arange(6).repeat(2)[None])
 

@@ -7,10 +7,10 @@ from .configuration_diff_transformer import DiffTransformerConfig
 MIXER = {
     "mamba_d_ssm": 1024,
     "mamba_n_heads": 16,
-    "mamba_d_head": 64,
     "mamba_n_groups": 1,
     "mamba_d_state": 128,
     "mamba_d_conv": 4,
+    "mamba_expand": 2,
     "mamba_chunk_size": 256,
     "mamba_conv_bias": True,
     "mamba_proj_bias": False,
@@ -35,6 +35,7 @@ class HybridDiffConfig(DiffTransformerConfig):
     def __init__(self, **kwargs: Any) -> None:
         for name, default in MIXER.items():
             setattr(self, name, kwargs.pop(name, default))
+        kwargs["mamba_d_head"] = self.mamba_d_ssm // self.mamba_n_heads
         super().__init__(**kwargs)
         if self.integral != "none":
             raise ValueError(f"integral is {self.integral!r}; a hybrid has none")
