@@ -5,10 +5,10 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.model.families.family import Family, families
+from growkit.model.families.family import Family
 from growkit.model.families.family_parts import Member, Without
 from growkit.model.model import Model
-from growkit.planning.plan import Plan, Planned
+from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept, Transform
 
 Special = Callable[[Member, TensorInfo], Transform | None]
@@ -47,43 +47,6 @@ def rewrite(
         transforms[member.name] = special(member, info) or Kept(member.name)
     unread = "the new attention does not use it"
     return Plan.checked(source, config, transforms, family, unread, **more)
-
-
-OF_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
-"""Keys that a class without windows does not know, but of which transformers' caches read some."""
-
-
-def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
-    """Find the class to which a conversion takes a model (``Family.upgrades``).
-
-    Returns:
-        The family of the class, and the model's config as one of the class.
-
-    Raises:
-        InputError: no class computes the rest of the model, or the model has a setting that the
-            class lacks.
-    """
-    kind = source.config["model_type"]
-    by_kind: dict[str, tuple[Family, Without]] = {}
-    for target in families().values():
-        by_kind |= {of: (target, rest) for of, rest in target.upgrades.get(conversion, {}).items()}
-    if kind not in by_kind:
-        before = "; leave out the steps that made it one" if isinstance(source, Planned) else ""
-        raise InputError(
-            f"no class known to --to {conversion} computes the rest of {source.family.one}, so "
-            f"{source.where()} cannot be converted{before}; these can: {', '.join(sorted(by_kind))}"
-        )
-    target, without = by_kind[kind]
-    config = config_with(source, target, without)
-    if "layer_types" not in target.defaults:
-        others = {*(source.complete.get("layer_types") or ())} - {"full_attention"}
-        if others:
-            raise InputError(
-                f"config.json in {source.where()} has layers of type {', '.join(sorted(others))}, "
-                f"which {target.one} cannot have; only one with full attention can become one"
-            )
-        config = {key: value for key, value in config.items() if key not in OF_WINDOWS}
-    return target, config
 
 
 def config_with(source: Model, target: Family, without: Without) -> dict[str, Any]:

@@ -49,12 +49,13 @@ from growkit.extras.upgrades.mla_compression import (
     Shape,
     judge,
 )
+from growkit.extras.upgrades.more_general import upgraded
 from growkit.model.families.family import Family
 from growkit.model.families.family_parts import Member
 from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, TargetCheck
-from growkit.planning.rewriting import rewrite, upgraded
+from growkit.planning.rewriting import rewrite
 from growkit.planning.transforms import Computed, Constant, Mapped, Transform, row_maps
 from growkit.results.proof_result import Spectrum
 
