@@ -206,6 +206,33 @@ def test_some_log_probabilities_are_enough(tmp_path: Path, k: int, rows: slice) 
     assert f"gives {k} of 64 tokens at a position" in right.reason
 
 
+NOT_AS_SAID: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [
+    ("float32", lambda logits: logits / 0.7, "multiplies logits by 1.429, as a temperature of 0.7"),
+    ("bfloat16", lambda logits: logits, "computes in bfloat16, not in float32 as its file says"),
+    (
+        "float32",
+        lambda logits: logits.where(logits < logits.max(), -torch.inf),
+        "not finite at 1 of",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", range(len(NOT_AS_SAID)))
+def test_logits_that_are_not_what_the_file_says(tmp_path: Path, case: int) -> None:
+    dtype, change, told = NOT_AS_SAID[case]
+    source, file = source_of(tmp_path / "source", "llama"), tmp_path / "logits.safetensors"
+    tensors = load_file(as_run(source, file, dtype))
+    tensors["logits"] = change(tensors["logits"].float())
+    save_file(tensors, file, {"program": "engine", "dtype": "float32"})
+    assert told in verdict_of(source, file).reason
+    top = with_top(file, 3, slice(None))
+    content = json.loads(top.read_text())
+    content["top_logprobs"][0][0] = 0.1
+    top.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"natural logarithms .* were expected, none above 0"):
+        verdict_of(source, top)
+
+
 def test_the_nearer_of_two_programs_is_named(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", "llama")
     files = [as_run(source, tmp_path / dtype, dtype) for dtype in ("bfloat16", "float16")]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,9 @@ NOTHING = Guess("", "")
 
 BLOCK, LARGEST = 256, 127
 """Longest block of numbers with a scale, and the largest of its whole numbers."""
+
+LEAST_SCALE = 1e-3
+"""Least difference of a factor of logits from 1."""
 
 Look = Callable[[int, Stage], None]
 """Looks at a stage, with the number of its states in the file."""
@@ -190,16 +193,51 @@ class Engine:
         guesses = [*guesses_of_conventions(self._weights, self._sizes)]
         with strict_float64():
             self._strict |= {guess: self._run(guess, torch.float64) for guess in guesses}
+        scale = self._scale()
+        if abs(scale - 1) > LEAST_SCALE:
+            guesses.append(
+                Guess(
+                    f"multiplies logits by {scale:.4g}, as a temperature of {1 / scale:.3g} does",
+                    "write the logits as they are before sampling",
+                    scale=scale,
+                )
+            )
+            self._strict[guesses[-1]] = self._strict[NOTHING]
         return {guess: self._errors(guess, self._of_program) for guess in guesses}
 
-    def measure_rounding(self, guess: Guess) -> Errors:
+    def _scale(self) -> float:
+        """The factor of logits that fits the program best; 1 if none does."""
+        products = squares = 0.0
+        run = self._strict[NOTHING]
+        with run.head() as head:
+            for sequence, rows in self._pieces():
+                logs, columns = self._of_program(sequence, rows)
+                exact = self._at(head(run.ends[sequence][self.file.positions[rows]]), columns)
+                one, other = (of - of.mean(-1, keepdim=True) for of in (exact, logs))
+                products, squares = (
+                    products + float((one * other).sum()),
+                    squares + float(one.square().sum()),
+                )
+        scale = products / squares if squares else 1.0
+        return scale if isfinite(scale) and scale > 0 else 1.0
+
+    def not_finite(self) -> int:
+        """The number of positions at which the program gives a number that is not finite."""
+        pieces = (self._of_program(*piece)[0] for piece in self._pieces())
+        return sum(int((~logs.isfinite()).any(-1).sum()) for logs in pieces)
+
+    def measure_rounding(self, guess: Guess, other: str = "") -> Errors:
         """The errors of the source's class in the program's dtype, with a guess that was compared.
 
         With ``NOTHING``, ``states`` then has the errors of the states in the file.
+
+        Args:
+            guess: the guess.
+            other: torch name of another dtype than the program's.
         """
-        look = self._compare_states if guess is NOTHING else None
-        in_blocks = self.file.dtype == "int8"
-        dtype = torch.float32 if in_blocks else getattr(torch, self.file.dtype)
+        look = self._compare_states if guess is NOTHING and not other else None
+        in_blocks = self.file.dtype == "int8" and not other
+        dtype = torch.float32 if in_blocks else getattr(torch, other or self.file.dtype)
         with InBlocks() if in_blocks else nullcontext():
             return self._rounding_of(guess, self._run(guess, dtype, look))
 
@@ -211,7 +249,7 @@ class Engine:
                 _, columns = self._of_program(sequence, rows)
                 states = run.ends[sequence]
                 places = (self.file.positions[rows] + guess.shift).clamp(0, len(states) - 1)
-                return self._at(head(states[places]), columns), columns
+                return self._at(head(states[places]) * guess.scale, columns), columns
 
             return self._errors(guess, own)
 
@@ -284,7 +322,7 @@ class Engine:
                 if not inside.any():
                     continue
                 logs, columns = of(sequence, rows)
-                logits = head(run.ends[sequence][places[inside]])
+                logits = head(run.ends[sequence][places[inside]]) * guess.scale
                 chosen = columns if isinstance(columns, slice) else columns[inside]
                 expected = self._at(logits, chosen)
                 difference = logs[inside] - expected

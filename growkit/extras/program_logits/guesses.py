@@ -69,6 +69,7 @@ class Guess:
         late: by how many positions rows of logits come too late.
         edit: another form of a tensor, by its name; None for the same one.
         factor: by which the states that the first layer gets are multiplied.
+        scale: by which logits are multiplied.
     """
 
     phrase: str
@@ -79,6 +80,7 @@ class Guess:
     late: int = 0
     edit: Callable[[str, Tensor], Tensor | None] | None = None
     factor: float = 1.0
+    scale: float = 1.0
 
     def ids(self, ids: Tensor) -> Tensor:
         """The tokens that the program sees in place of a sequence, [tokens]."""

@@ -133,7 +133,7 @@ def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding
     causes = _causes(engine, judge, errors)
     if not causes and not judge.explains(base):
         errors |= engine.compare_conventions()
-        causes = _causes(engine, judge, errors)
+        causes = _causes(engine, judge, errors) or _narrower(engine, errors)
     kept = not causes and judge.explains(base)
     states = engine.states
     first, ratio = judge.first_layer(states), judge.inflation(base)
@@ -161,8 +161,33 @@ def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding
             for guess in nearest
         ],
     )
-    remedy = causes[0].remedy if causes else None
-    return program, _finding(program, first, remedy, engine.class_name), base
+    finding = _finding(program, first, causes[:1], errors, engine.class_name)
+    if lost := engine.not_finite():
+        where = f"at {lost} of {len(base.kl)} positions"
+        finding.sentence = f"{file.program} gives numbers that are not finite {where}"
+        finding.advice = "write logits as they are before tokens are masked or chosen"
+    return program, finding, base
+
+
+def _narrower(engine: Engine, errors: dict[Guess, Errors]) -> list[Guess]:
+    """A narrower dtype than the file says, if the class's own rounding in it explains the logits.
+
+    Args:
+        engine: the logits.
+        errors: receives the errors of the class in that dtype.
+    """
+    said = engine.file.dtype
+    for dtype in ("float16", "bfloat16"):
+        if SPACING[said] >= SPACING[dtype]:
+            continue
+        of_dtype = Judge(engine.measure_rounding(NOTHING, dtype), dtype)
+        alike = errors[NOTHING].mean * ENGINE_MARGIN > of_dtype.own.mean
+        if of_dtype.usable and alike and of_dtype.explains(errors[NOTHING]):
+            remedy = f"run it in {said}, or write {dtype} as dtype into the file"
+            guess = Guess(f"computes in {dtype}, not in {said} as its file says", remedy)
+            errors[guess] = of_dtype.own
+            return [guess]
+    return []
 
 
 def _causes(engine: Engine, judge: Judge, errors: Mapping[Guess, Errors]) -> list[Guess]:
@@ -192,7 +217,11 @@ def _order(mean: float) -> float:
 
 
 def _finding(
-    program: EngineProgram, first: str | None, remedy: str | None, class_name: str
+    program: EngineProgram,
+    first: str | None,
+    causes: Sequence[Guess],
+    errors: Mapping[Guess, Errors],
+    class_name: str,
 ) -> Finding:
     """The verdict on a program, in a sentence."""
     kl, own = program.kl_nats_per_token, program.own_kl_nats_per_token
@@ -206,9 +235,9 @@ def _finding(
         sentence = (
             f"rounding in {program.dtype} explains the logits of {program.program}: {figures}"
         )
-    elif program.cause:
-        with_it = f"{program.tried[0].kl_nats_per_token:.2g}"
-        kept, verdict, advice = False, "another setting", remedy
+    elif causes:
+        with_it = f"{errors[causes[0]].mean:.2g}"
+        kept, verdict, advice = False, "another setting", causes[0].remedy
         sentence = f"{program.program} {program.cause}: {figures}, and {with_it} with that{where}"
     else:
         kept, verdict = False, "another function"

@@ -122,10 +122,13 @@ class LogitsFile:
             The log-probabilities, [rows, columns], and the tokens of these columns.
         """
         if self.only_top:
-            return (
-                self._part("top_logprobs", sequence, rows).double(),
-                self._part("top_ids", sequence, rows).long(),
-            )
+            logs = self._part("top_logprobs", sequence, rows).double()
+            if (logs > SPACING[self.dtype]).any():
+                raise InputError(
+                    f"top_logprobs in {self.path} has {float(logs.amax()):.3g}; natural logarithms "
+                    "of probabilities were expected, none above 0"
+                )
+            return logs, self._part("top_ids", sequence, rows).long()
         logits = self._part("logits", sequence, rows)[:, :vocabulary].double()
         return logits.log_softmax(-1), slice(logits.shape[-1])
 
