@@ -65,11 +65,13 @@ class Shape:
         heads: number of query heads.
         kv_heads: number of KV heads.
         width: of a head.
+        scale: by what products of queries and keys are multiplied.
     """
 
     heads: int
     kv_heads: int
     width: int
+    scale: float
 
     @property
     def group(self) -> int:
@@ -290,7 +292,7 @@ def statistics(shape: Shape, sums: Tensor, weights: Mapping[str, Tensor]) -> Sta
     lost = 1 - turns.abs().square()
     losses = lost * torch.einsum("pah,hk,pak->pa", own, moment, own.conj()).real
     by_head = shape.heads_of(turns[..., None] * own).unflatten(0, (shape.heads, -1))
-    of_keys = OF_SCORES / shape.width * (by_head @ inputs @ by_head.mT)
+    of_keys = OF_SCORES * shape.scale**2 * (by_head @ inputs @ by_head.mT)
     blocks = torch.cat([of_keys, of_values]).unflatten(0, (-1, shape.group)).sum(1)
     return Statistics(
         shape,

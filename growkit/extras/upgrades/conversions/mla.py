@@ -112,7 +112,8 @@ def _compressed(
     heads: LatentHeads, target: Family, config: Config, options: Mapping[str, str]
 ) -> Change:
     source, layers = heads.source, config["num_hidden_layers"]
-    shape = Shape(heads.heads, heads.kv_heads, heads.width)
+    scale = source.complete.get("attention_multiplier", heads.width**-0.5)
+    shape = Shape(heads.heads, heads.kv_heads, heads.width, scale)
     search = LatentSearch(source, shape, layers, 1, options)
     way, tried = search.settle()
     compressed = Compressed(
