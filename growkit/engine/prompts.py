@@ -306,6 +306,8 @@ def _traits(tokenizer: Any) -> dict[str, Any]:
     steps = json.loads(backend.to_str()) if backend is not None else {}
     # Truncation and padding are left over from the last call.
     kept = {key: steps[key] for key in steps if key not in ("truncation", "padding")}
+    if isinstance(model := kept.get("model"), dict):  # an affix that is empty is none
+        kept["model"] = {key: value if value != "" else None for key, value in model.items()}
     traits["the way from texts to ids"] = kept
     special = tokenizer.all_special_tokens
     for text in (*PROBES, " ".join(special), *special):

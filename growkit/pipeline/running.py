@@ -282,7 +282,7 @@ class _Run:
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)
         result["warnings"] += source.notes + ([self.origin.warning] if self.origin.warning else [])
-        self.tokenizer_class = self._tokenizer_class()
+        self.tokenizer_settings = self._tokenizer_settings()
         try:
             self.metadata = inherited(source.opened)
         except InputError as error:
@@ -321,20 +321,21 @@ class _Run:
         self.result["warnings"] += files.warnings
         return files
 
-    def _tokenizer_class(self) -> str | None:
-        """The class of tokenizer that the target's files must name; see ``class_to_name``."""
+    def _tokenizer_settings(self) -> dict[str, Any]:
+        """The settings that the target's tokenizer needs; see ``settings_to_write``."""
         config = self.target.family.named(self.target.config)
         if config["model_type"] == read_config(self.source.opened).get("model_type"):
-            return None
-        from growkit.proof.sidecars import SETTINGS, class_to_name  # imports torch
+            return {}
+        from growkit.proof.sidecars import SETTINGS, settings_to_write  # imports torch
 
-        kind = class_to_name(self.source.opened, config)
-        if kind is not None:
+        settings = settings_to_write(self.source.opened, config)
+        if settings:
+            listed = ", ".join(f"{key} {value!r}" for key, value in settings.items())
             self.result["warnings"].append(
-                f"{SETTINGS} will name {kind}, as which transformers loads the source's tokenizer; "
-                f"with model_type {config['model_type']!r}, it would load another one"
+                f"{SETTINGS} will have {listed}, with which transformers loads the source's "
+                f"tokenizer; with model_type {config['model_type']!r}, it would load another one"
             )
-        return kind
+        return settings
 
     def _law_of_source(self) -> Law | None:
         """The law of updates of a source that growkit made; None if it begins here."""
@@ -377,7 +378,7 @@ class _Run:
 
     def _write(self, folder: Path, hashes: writing.Hashes) -> None:
         """Write the weights, their config, carried files, the optimizer's state and the adapter."""
-        from growkit.proof.sidecars import name_class, write_generation
+        from growkit.proof.sidecars import write_generation, write_settings
 
         source, result = self.source, self.result
         started = time.perf_counter()
@@ -392,7 +393,7 @@ class _Run:
             if not (self.recipe.file_format and self.recipe.file_format.self_contained):
                 source.opened.carry_over(folder)
                 _write_config(source, self.lineage, folder)
-                name_class(Folder(folder), self.tokenizer_class)
+                write_settings(Folder(folder), self.tokenizer_settings)
                 if not self.lineage.write_sidecars(Folder(folder)):
                     write_generation(source.opened, Folder(folder))
         result["write_seconds"] = round(time.perf_counter() - started, 3)

@@ -41,6 +41,9 @@ READ = (TOKENIZER, SETTINGS, GENERATION)
 TOKENIZER_PROVENANCE = ("model_type", "tokenizer_class", "transformers_version")
 """Keys of ``config.json`` that affect how transformers reads a tokenizer's files."""
 
+CLASS_DEFAULTS = ("padding_side", "truncation_side", "clean_up_tokenization_spaces")
+"""Settings for which classes of tokenizers have defaults of their own."""
+
 SAVING_KEYS = frozenset(
     {"transformers_version", "_from_model_config", "tokenizer_class", "processor_class"}
     | {"name_or_path", "backend", "is_local", "local_files_only", "_commit_hash"}
@@ -193,49 +196,52 @@ def write_generation(source: Folder, target: Folder) -> None:
         write_json(target.path / GENERATION, _given(settings))
 
 
-def class_to_name(source: Folder, config: Config) -> str | None:
-    """The class that a target's files must name so that its tokenizer is the source's.
+def settings_to_write(source: Folder, config: Config) -> Config:
+    """The settings that a target's files must have so that its tokenizer is the source's.
 
     The class that transformers chooses depends on the type of the model. So it may load the same
-    files as another tokenizer, for example if it corrects the class that the files of a type name.
+    files as another tokenizer, for example if it corrects the class that the files of a type name;
+    the class that it chooses may also have other defaults.
 
     Args:
         source: the source.
         config: the planned config of the target.
 
     Returns:
-        The name of the class; None if the files as they are give the same tokenizer.
+        The settings; empty if the files as they are give the same tokenizer.
 
     Raises:
         InputError: the tokenizer would be another one, whatever class is named.
     """
     first = _loaded(source) if has_tokenizer(source) else None
     if first is None:
-        return None
+        return {}
+    named = {"tokenizer_class": type(first).__name__}
+    named_with_defaults = named | {key: getattr(first, key, None) for key in CLASS_DEFAULTS}
 
-    def first_kind(scratch: Path) -> str | None:
+    def first_settings(scratch: Path) -> Config:
         for name in filter(is_of_tokenizer, source.carried()):
             source.copy(name, scratch)
         write_json(scratch / "config.json", config)
-        for kind in (None, type(first).__name__):
-            name_class(Folder(scratch), kind)
+        for settings in ({}, named, named_with_defaults):
+            write_settings(Folder(scratch), settings)
             second = _loaded(Folder(scratch))
             if second is not None and first_difference(first, second) is None:
-                return kind
+                return settings
         raise InputError(
             f"transformers would load another tokenizer from the files of {source} if model_type "
-            f"is {config.get('model_type')!r}; save it as {type(first).__name__} with "
-            "transformers, or move its files away"
+            f"is {config.get('model_type')!r}; save it anew with transformers "
+            "(AutoTokenizer.from_pretrained, save_pretrained), or move its files away"
         )
 
-    return in_temporary("tokenizer", first_kind, lambda kind: kind is None)
+    return in_temporary("tokenizer", first_settings, lambda settings: not settings)
 
 
-def name_class(folder: Folder, kind: str | None) -> None:
-    """Name the class of the tokenizer in a folder that is being written, if there is a name."""
-    if kind is not None:
-        settings = folder.json(SETTINGS) if folder.has(SETTINGS) else {}
-        write_json(folder.path / SETTINGS, {**settings, "tokenizer_class": kind})
+def write_settings(folder: Folder, settings: Config) -> None:
+    """Write settings of the tokenizer in a folder that is being written, if there are any."""
+    if settings:
+        written = folder.json(SETTINGS) if folder.has(SETTINGS) else {}
+        write_json(folder.path / SETTINGS, {**written, **settings})
 
 
 def has_tokenizer(folder: Folder) -> bool:
@@ -297,6 +303,8 @@ def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool
     if was == now:
         return False
     saved, again = _given(_saved_settings(first)), _given(_saved_settings(second))
+    for key in CLASS_DEFAULTS:  # one class has by default what is written for another
+        saved[key], again[key] = getattr(first, key, None), getattr(second, key, None)
     keys = (saved.keys() | again.keys()) - CALL_KEYS
     if any(saved.get(key) != again.get(key) for key in keys):
         return True
