@@ -360,7 +360,7 @@ def test_a_recipe_names_the_file_of_a_family_that_extends_another(
     arcee: Path, found: growkit.Inference, tmp_path: Path
 ) -> None:
     """As in the documentation."""
-    assert wrong(as_json(found), json_schema()["anyOf"][8]) == []
+    assert [] in [wrong(as_json(found), each) for each in json_schema()["anyOf"]]
     text = (Path(growkit.__file__).parents[1] / "docs" / "reference" / "families.md").read_text()
     (written,) = re.findall(r"```yaml\n(family: Arcee.*?)```", text, re.DOTALL)
     (tmp_path / "mine.yaml").write_text(written)

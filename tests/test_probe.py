@@ -111,7 +111,7 @@ def test_what_cannot_be_grown_or_is_broken_comes_last(found: growkit.ProbeResult
     for name in ("source", "wide"):
         assert told[name]["lr"] == 3e-3
         assert [loss is None for loss in told[name]["by_lr"]] == [False, True]
-    assert wrong(as_json(found), json_schema()["anyOf"][9]) == []
+    assert [] in [wrong(as_json(found), each) for each in json_schema()["anyOf"]]
     ranked = [each["loss"] for each in found["candidates"][:2]]
     assert ranked == sorted(ranked)
     (pair,) = found["differences"]

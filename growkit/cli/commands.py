@@ -409,7 +409,7 @@ def probe_command(
 
     report, outputs = destination.report, [work] if work else []
     inputs = Inputs([find(source).folder, text, *candidates])
-    check_report(report, inputs, outputs)
+    check_report(report, inputs, outputs, cards=False)
     result = probing.probe(
         source,
         candidates,

@@ -60,13 +60,16 @@ _NAMES = re.compile(r"[\w./-]{24,}")
 _PARTS = re.compile(r"(?<=\w)[./_](?=\w)")
 
 
-def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()) -> None:
+def check_report(
+    file: Path | None, inputs: Inputs, outputs: Sequence[Path] = (), cards: bool = True
+) -> None:
     """Check before long work whether a report can be written.
 
     Args:
         file: an HTML page, a card or JSON, by its name; None for none of these.
         inputs: files that must not be overwritten.
         outputs: folders that the same run makes.
+        cards: whether the result has a card.
 
     Raises:
         InputError: the report cannot be written there.
@@ -75,6 +78,8 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
         return
     if file.suffix not in REPORTS:
         raise InputError(f"report {file} cannot be written; name it .html, .md or .json")
+    if file.suffix == ".md" and not cards:
+        raise InputError("a card is of a verification; name the report of a probe .html or .json")
     if not file.parent.is_dir():
         raise InputError(f"{file.parent} is not a folder; make it before a report goes there")
     if not os.access(file.parent, os.W_OK | os.X_OK):
@@ -118,7 +123,7 @@ def write_report(
     """
     if file is None:
         return
-    check_report(file, inputs, outputs)
+    check_report(file, inputs, outputs, cards="equal_compute" not in result)
     if file.suffix == ".html":
         text = page(_view(result, outputs))
     elif file.suffix == ".md":
@@ -243,10 +248,8 @@ def verification_card(result: Found, compared: Sequence[Path]) -> str:
         compared: folders or files of the source and the target.
 
     Raises:
-        InputError: it is a probe, or a file can no longer be read.
+        InputError: a file can no longer be read.
     """
-    if "equal_compute" in result:
-        raise InputError("a card is of a verification; name the report of a probe .html or .json")
     named = [str(result[key]) for key in ("source", "target", "text") if result.get(key)]
     public = without_paths([*named, *map(str, compared)])(result)
     findings = findings_of(public)
