@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    AutoTokenizer,
+    LlamaTokenizer,
+)
 
 import growkit
 from growkit.base.errors import InputError
@@ -68,22 +73,28 @@ def with_bytes(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-@pytest.mark.sampled(1, "llama-{'method': 'upcycle', 'experts': 2, 'top_k': 2}-LlamaTokenizerFast")
-@pytest.mark.parametrize("named", ["LlamaTokenizerFast", "GPT2Tokenizer", None])
+UPCYCLE = {"method": "upcycle", "experts": 2, "top_k": 2}
+
+
+@pytest.mark.sampled(2, f"{UPCYCLE}-llama-GPT2Tokenizer", f"{UPCYCLE}-llama-LlamaTokenizer")
 @pytest.mark.parametrize(
-    "step",
-    [{"method": "upcycle", "experts": 2, "top_k": 2}, {"to": "diff"}, {"to": "diff-v2"}],
-    ids=str,
+    ("kind", "named"),
+    [
+        *(("qwen2", name) for name in ("LlamaTokenizerFast", "GPT2Tokenizer", None)),
+        *(("llama", name) for name in ("GPT2Tokenizer", "LlamaTokenizer")),
+    ],
 )
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("step", [UPCYCLE, {"to": "diff"}, {"to": "diff-v2"}], ids=str)
 def test_the_tokenizer_stays_whatever_the_type(
-    named: str | None, step: dict[str, Any], kind: str, tmp_path: Path
+    kind: str, named: str | None, step: dict[str, Any], tmp_path: Path
 ) -> None:
     """transformers corrects the class that the files of some types name, not those of others."""
     source, out = save_model(tmp_path / "source", kind, vocab_size=260), tmp_path / "out"
     with_bytes(source, tokenizer_class=named, eos_token="<s>", unk_token="<s>")
-    if kind == "llama":  # the class writes rules of its own, and not its defaults
-        AutoTokenizer.from_pretrained(source).save_pretrained(source)
+    if named == "LlamaTokenizer":  # whose defaults are not those of other classes
+        words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+        vocabulary = {word: number for number, word in enumerate(words)}
+        LlamaTokenizer(vocab=vocabulary, merges=[]).save_pretrained(source)
     run: Any = growkit.convert if "to" in step else growkit.grow
     plan = run(source, out, dry_run=True, **step)
     result = run(source, out, verify=growkit.Settings(**QUICK), **step)
