@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,6 +122,11 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
         edited(lambda t: t.half().float(), *OUTPUT),
         "o_proj.weight of layer 1 is rounded to float16",
     ),
+    "rounded to 8 bits": (
+        "llama",
+        edited(lambda t: t.to(torch.float8_e4m3fn).float(), *OUTPUT),
+        "o_proj.weight of layer 1 is rounded to float8_e4m3fn",
+    ),
     "rounded twice": (
         "llama",
         edited(lambda t: t.bfloat16().half().float(), *OUTPUT),
@@ -188,9 +194,13 @@ SIZES = {
 }
 
 
-def source_of(folder: Path, kind: str, seed: int) -> Path:
+UNSCALED = {"rope_type": "default", "rope_theta": 500000.0}
+"""From so few frequencies, GGUF's reader could not tell how they were scaled."""
+
+
+def source_of(folder: Path, kind: str, seed: int, **config: Any) -> Path:
     """A tiny model; GGUF adds 1 to a Gemma's norms, which has to be exact."""
-    save_model(folder, kind, seed, **{**MODELS[kind], **SIZES})
+    save_model(folder, kind, seed, **{**MODELS[kind], **SIZES, **config})
     with edit_weights(folder) as state:
         for name in state if "gemma" in kind else ():
             state[name] = state[name].bfloat16().float()
@@ -214,7 +224,8 @@ def in_form(folder: Path, form: str) -> Path:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named(tmp_path: Path, mistake: str, form: str, seed: int) -> None:
     kind, change, told = MISTAKES[mistake]
-    source = source_of(tmp_path / "source", kind, seed)
+    unscaled = {"rope_parameters": UNSCALED} if kind == "llama" else {}
+    source = source_of(tmp_path / "source", kind, seed, **unscaled)
     target = shutil.copytree(source, tmp_path / "target")
     assert diagnosis_of(source, in_form(target, form)) is None
     target = shutil.copytree(source, tmp_path / "wrong")

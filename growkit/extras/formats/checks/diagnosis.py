@@ -342,8 +342,8 @@ def _rounded(dtype: torch.dtype) -> Rule:
 
 
 ROUNDED = {
-    f"is rounded to {name}": dtype
-    for name, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16))
+    f"is rounded to {name}": getattr(torch, name)
+    for name in ("float8_e5m2", "float8_e4m3fn", "float16", "bfloat16")  # narrow ones first
 }
 FINER: dict[str, Rule] = {
     f"{phrase} in the source": _rounded(dtype) for phrase, dtype in ROUNDED.items()
