@@ -145,7 +145,7 @@ class _Joined(Weights):
         }
 
     def where(self, name: str | None = None) -> str:
-        assert name
+        assert name is not None
         return str(self._file_of[name].path)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
