@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from growkit.algebra.expansion import IndexMap
 from growkit.algebra.growth_law import zeros_in
-from growkit.base.errors import foreign
+from growkit.base.errors import InputError, foreign, reason
 from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
-from growkit.engine.device import device_name
+from growkit.engine.device import CPU, device_name
 from growkit.engine.strict import strict_float64
 from growkit.extras.optimizer.stored_gradients import Named, StoredGradients
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.transforms import Kept, Mapped, Subtensor, Transform
 from growkit.proof.check import Check
-from growkit.proof.logits import Function
+from growkit.proof.logits import Function, Strict, run_modes
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import (
     CopyDistance,
@@ -66,8 +66,10 @@ BREAK = "let copies diverge in training: make the target with --symmetry break"
 def check_trainability(pair: Pair, function: Function) -> TrainabilitySection | None:
     """Compute the gradients of the target on the beginning of the first prompt.
 
+    A device that cannot compute them, such as for lack of memory, leaves them to the CPU.
+
     Raises:
-        InputError: the device cannot compute them.
+        InputError: they cannot be computed.
     """
     lineage, asked, strict = pair.lineage, pair.settings.trainability, function.strict
     if not (asked or lineage.new_capacity):
@@ -76,14 +78,28 @@ def check_trainability(pair: Pair, function: Function) -> TrainabilitySection | 
     fits = all(pair.after.tensors.get(rule.target) == rule.info for rule in rules)
     if not (asked or fits):
         return None
+    plans, device = lineage.plans if fits else (), strict.side.place
+    try:
+        return _section(pair, strict, plans)
+    except (InputError, RuntimeError) as error:
+        if device == CPU:
+            raise
+        cause = reason(error)
+    section = _section(pair, run_modes(replace(strict.side, place=CPU), strict.modes[:1]), plans)
+    section.notes.append(f"{device_name(device)} cannot compute gradients, the CPU did: {cause}")
+    return section
+
+
+def _section(pair: Pair, strict: Strict, plans: Sequence[Plan]) -> TrainabilitySection:
+    """The gradients on the device of a comparison."""
     stored, target, controls = StoredGradients(pair.after), strict.side.models[1], strict.controls
-    gradients = Gradients(lineage.plans if fits else (), stored)
+    gradients = Gradients(plans, stored)
     failure = f"gradients cannot be computed on {device_name(target.device)}"
     with strict_float64(), foreign(failure, "choose another --device"):
         inputs = controls.given, controls.extras
         idle = target.gradients(controls.call.ids, *inputs, gradients.look)
     names = [name for name, _ in target.model.named_parameters() if target.stores(name)]
-    section = gradients.section(names, len(idle), asked=asked)
+    section = gradients.section(names, len(idle), asked=pair.settings.trainability)
     if stored.lost:
         section.notes.append(
             f"gradients of {len(stored.lost)} tensors were not checked, because transformers "
