@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import SafetensorError
 from transformers import LlamaForCausalLM
 
@@ -16,6 +17,8 @@ import growkit
 from growkit.base.errors import InputError, PlaceError
 from growkit.base.settings import Settings
 from growkit.engine import transformers_class
+from growkit.engine.layerwise import Layerwise
+from growkit.extras.optimizer.checks import trainability
 from growkit.model.checkpoint.scratch import Scratch
 from growkit.proof import mode_results as ways
 from tests.architectures import config_of
@@ -161,6 +164,28 @@ def test_whether_it_can_learn_has_its_own_verdict(
     for each in mlp:
         gain, distance = each["effective_rank_gain"], each["relative_distance"]
         assert (abs(gain) < 1e-6, distance < 1e-9) == ((symmetry == "keep",) * 2), each
+
+
+def test_the_cpu_computes_gradients_that_a_device_cannot(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, devices, gradients = make("llama"), list[torch.device](), Layerwise.gradients
+
+    def fail_once(self: Layerwise, *arguments: Any) -> list[str]:
+        devices.append(self.device)
+        if len(devices) == 1:
+            raise torch.OutOfMemoryError("no room")
+        return gradients(self, *arguments)
+
+    monkeypatch.setattr(Layerwise, "gradients", fail_once)
+    with pytest.raises(torch.OutOfMemoryError):
+        growkit.verify(source, source, trainability=True, **QUICK)
+    devices.clear()
+    monkeypatch.setattr(trainability, "CPU", torch.device("cpu", 0))  # not the proof's device
+    result = growkit.verify(source, source, trainability=True, **QUICK)
+    assert result["kept"]
+    assert "the CPU did: no room" in result.sections.trainability.notes[0]
+    assert devices == [torch.device("cpu"), torch.device("cpu", 0)]
 
 
 def test_a_parameter_without_gradient_is_named(make: Make) -> None:
