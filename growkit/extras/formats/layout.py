@@ -470,7 +470,7 @@ class LaidOut(Format):
 
     def check_held(self, files: Output, source: Checkpoint, lineage: Any) -> None:
         """See ``Format``."""
-        from growkit.extras.formats.preflight import check_settings_held  # imports torch
+        from growkit.extras.formats.format_preflight import check_settings_held  # imports torch
 
         check_settings_held(files, self, source, lineage)
 

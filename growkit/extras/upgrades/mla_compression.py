@@ -515,7 +515,7 @@ def _replacement(known: Statistics, bases: Bases) -> Replacement:
     return Replacement(projections, scores)
 
 
-def judge(
+def check_latents(
     module: str,
     shape: Shape,
     frequencies: Sequence[int],

@@ -23,8 +23,8 @@ from growkit.model.model import Model
 from growkit.operations.growth.layer_types import (
     PLACES,
     Layer,
-    by_layer,
     deeper_config,
+    members_by_layer,
     new_layer_hands_on,
     of_kind,
 )
@@ -233,7 +233,7 @@ def _transforms(
         InputError: a layer would differ in kind from its source, or compute with another index.
     """
     family, sizes = source.family, source.family.sizes(config)
-    before, after = by_layer(family, source.config), by_layer(family, config)
+    before, after = members_by_layer(family, source.config), members_by_layer(family, config)
     numbered = family.numbered(source.complete)
     others = "another number of layers", "--blocks identity or interpose"
     other = others[not any(layer.idle for layer in order)]

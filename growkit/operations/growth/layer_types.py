@@ -307,7 +307,7 @@ def _fit_kinds(
         movable: whether layers of the source can be at other places than in the wanted order.
     """
     family = source.family
-    before, after = by_layer(family, source.config), by_layer(family, deeper)
+    before, after = members_by_layer(family, source.config), members_by_layer(family, deeper)
     numbered = family.numbered(source.complete)
 
     def fits(layer: Layer, place: int) -> bool:
@@ -341,7 +341,7 @@ def new_layer_hands_on(source: Model, order: Sequence[Layer]) -> bool:
     """Whether the last layer of a type is a new one, in a class that makes it hand values on."""
     if source.complete.get(HANDING_ON) is None:
         return False
-    tensors = by_layer(source.family, source.config)
+    tensors = members_by_layer(source.family, source.config)
     types = source.complete.get("layer_types") or [""] * len(tensors)
     last = {
         (*tensors[layer.of], str(layer.entry("layer_types", types))): layer  # any type in a file
@@ -378,7 +378,9 @@ def _filled(
     return layers
 
 
-def by_layer(family: Family, config: Config) -> dict[int, dict[tuple[str, int | None], Member]]:
+def members_by_layer(
+    family: Family, config: Config
+) -> dict[int, dict[tuple[str, int | None], Member]]:
     """The tensors of every layer, in order, by their names with ``{layer}``."""
     by_layer: dict[int, dict[tuple[str, int | None], Member]] = {}
     for member in family.members(config):

@@ -47,7 +47,7 @@ from growkit.extras.upgrades.mla_compression import (
     LatentSearch,
     LatentWay,
     Shape,
-    judge,
+    check_latents,
 )
 from growkit.extras.upgrades.more_general import upgraded
 from growkit.model.families.family import Family
@@ -419,7 +419,9 @@ class Compressed(LatentHeads):
         fits &= not down[self.latent : end].any()
         expanded = expanded[:, : self.latent].double() * self.scale
         parts = (read, stored[end:], down[: self.latent], expanded)
-        kept, spectrum = judge(module, self.shape, self.frequencies, (queries, keys, values), parts)
+        kept, spectrum = check_latents(
+            module, self.shape, self.frequencies, (queries, keys, values), parts
+        )
         return kept and fits, spectrum
 
 
