@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFas
 import growkit
 from growkit.cli.demo import held_out_text
 from growkit.extras.shrinking import tokenizer
+from growkit.extras.shrinking.reductions import vocabulary
 from tests.conftest import (
     cli,
     distance,
@@ -240,9 +241,13 @@ def test_the_plan_says_what_is_encoded_otherwise(
     trimmed: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, _ = trimmed
+    options: dict[str, Any] = {"vocab_of": source.parent / "text", "dry_run": True}
+    assert not growkit.shrink(source, tmp_path / "out", **options)["warnings"]
+    monkeypatch.setattr(vocabulary, "MAX_TEXT", 600)
     monkeypatch.setattr(tokenizer, "_on_the_way", lambda *args: set())
-    result = growkit.shrink(source, tmp_path / "out", vocab_of=source.parent / "text", dry_run=True)
+    result = growkit.shrink(source, tmp_path / "out", **options)
     assert "documents of the text are encoded in other pieces" in result["warnings"][0]
+    assert result["warnings"][1] == "only the tokens of the first 600 bytes of the text are kept"
 
 
 def test_tokens_are_named_by_ids_or_by_their_spelling(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from growkit.base.errors import InputError
 from growkit.base.options import Option
+from growkit.base.units import size
 from growkit.extras.shrinking.selecting import Selected
 from growkit.extras.shrinking.token_ids import ids_in, with_new_ids
 from growkit.extras.shrinking.tokenizer import (
@@ -68,6 +69,8 @@ class Trim(Operation):
             f"{len(kept)} others stay, their probabilities do not"
         )
         warnings = _differences(folder, tokens, new_ids(content, kept), documents)
+        if documents and Path(options[VOCAB_OF.name]).stat().st_size > MAX_TEXT:
+            warnings.append(f"only the tokens of the first {size(MAX_TEXT)} of the text are kept")
         ids = ",".join(_ranges(kept))
         settled = {VOCAB.name: None, VOCAB_OF.name: None, IDS.name: ids}
         return Change([plan], lost=lost, settled=settled, warnings=warnings)
