@@ -156,8 +156,9 @@ class SideBySide:
         source, target = (model.layers for model in self.models)
         lineage = self.pair.lineage
         if lineage.layers is None and (lineage.plans or len(source) == len(target)):
-            return range(len(source))
-        return lineage.layers
+            return range(len(target))
+        # A manifest may describe another target.
+        return lineage.layers if len(lineage.layers or ()) == len(target) else None
 
     def controls(self, call: Call, *, wanted: bool = False, only: str = "") -> Controls:
         """The controls of a comparison; see ``Controls``."""
