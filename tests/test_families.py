@@ -179,6 +179,12 @@ def test_a_legal_but_rare_config(kind: str, number: int, tmp_path: Path) -> None
     assert not found.startswith("!"), found
 
 
+@pytest.mark.parametrize(("kind", "number"), [("phi", 29), ("mistral", 29), ("opt", 7)])
+def test_tiny_logits_are_no_fault(kind: str, number: int, tmp_path: Path) -> None:
+    """Only the sums of the head round, or float16 has few numbers as small as the logits."""
+    assert outcome(kind, number, tmp_path).startswith("exact")
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_its_proof_holds(kind: str, tmp_path: Path) -> None:

@@ -89,14 +89,15 @@ def rounded_sum(terms: int) -> float:
     return SPACING["float64"] * math.sqrt(terms)
 
 
-def strict_limit(rounding: float) -> Limit:
+def strict_limit(rounding: float, one_sum: float) -> Limit:
     """Limit in strict float64.
 
     Args:
         rounding: change of the source's logits when one sum per layer is rounded.
+        one_sum: relative error of one rounded sum, such as that of a logit.
     """
     source = "what one rounded sum per layer does to the source itself"
-    largest = STRICT_MARGIN * max(rounding, SPACING["float64"])
+    largest = STRICT_MARGIN * max(rounding, one_sum)
     return Limit(largest, f"{STRICT_MARGIN} times {source}, {rounding:.1e}")
 
 

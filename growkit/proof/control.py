@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from growkit.base.limits import within
+from growkit.base.limits import Limit, strict_limit, within
 from growkit.engine.calls import Call, CallError, Extras, Spool
 from growkit.engine.layerwise import Stage
 from growkit.engine.lending import altered
@@ -56,6 +56,11 @@ class Controls:
     rounding: Distance = field(default_factory=Distance)
     _faulty_state: Tensor | None = None
     _noisy_state: Tensor | None = None
+
+    @property
+    def limit(self) -> Limit:
+        """Limit for an exact promise."""
+        return strict_limit(self.rounding.relative, self.noise)
 
     def add_rounding_noise(self, stages: Iterator[Stage]) -> Iterator[Stage]:
         """Run the first prompt through the source with noise."""

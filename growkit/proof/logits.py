@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError, reason
-from growkit.base.limits import DEVICE_MARGIN, SPACING, Limit, native_limit, strict_limit, within
+from growkit.base.limits import DEVICE_MARGIN, SPACING, Limit, native_limit, within
 from growkit.engine import metrics
 from growkit.engine.calls import Call
 from growkit.engine.device import (
@@ -79,7 +79,7 @@ class Strict:
     @property
     def limit(self) -> Limit:
         """Limit for an exact promise."""
-        return strict_limit(self.controls.rounding.relative)
+        return self.controls.limit
 
     @property
     def caught(self) -> bool:
@@ -227,11 +227,11 @@ def unlike_cpu(strict: Strict) -> str:
     try:
         if depths:
             compared, controls = side.compare_prompt(ids, side.pair.device, depths=depths)
-            limit = strict_limit(controls.rounding.relative).largest
+            limit = controls.limit.largest
     except InputError:  # a class that needs all of its layers
         depths = ()
     on_cpu, controls = side.compare_prompt(ids, CPU, depths=depths)
-    own = strict_limit(controls.rounding.relative).largest
+    own = controls.limit.largest
     if side.pair.exact and not within(on_cpu.largest, own):
         return f"the logits do not differ by {on_cpu.largest:.1e}, as on the CPU"
     if not within(limit, own * DEVICE_MARGIN):

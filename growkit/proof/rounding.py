@@ -71,7 +71,10 @@ def compare_rounding(
     of_source, of_target = torch.cat(errors, -1).cpu()
     if len(of_source) < MIN_TOKENS:
         return distance, None
-    floor = (SMALLEST * SPACING[dtype] * distance.scale) ** 2
+    # Logits may be so small that they, and the parts of their sums, are multiples of the dtype's
+    # smallest number.
+    smallest = torch.finfo(getattr(torch, dtype)).smallest_normal * SPACING[dtype]
+    floor = max(SMALLEST * SPACING[dtype] * distance.scale, 2 * smallest) ** 2
     return distance, inflation(of_source + floor, of_target + floor)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from growkit.base.errors import InputError, foreign
-from growkit.base.limits import strict_limit, within
+from growkit.base.limits import within
 from growkit.base.tensors import TensorInfo
 from growkit.base.torch_internals import buffers_of, parameters_of
 from growkit.engine.calls import CallError
@@ -115,7 +115,7 @@ def _logits_finding(
             f"with the adapter in {pair.adapter}, {failure}; train one for other modules, or leave "
             "out --adapter"
         ) from error
-    relative, own = compared.prefill.relative, strict_limit(controls.rounding.relative).largest
+    relative, own = compared.prefill.relative, controls.limit.largest
     largest = own if pair.exact else function.limit and function.limit.largest
     kept = within(relative, largest)
     sentence = f"with the adapter, they differ by {relative:.1e}"
