@@ -17,13 +17,14 @@ from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import temporary
 from growkit.model.checkpoint.writing import write_frame
 from growkit.model.families.family_parts import value_at
+from growkit.model.model import Model
 from growkit.planning.plan import Lineage
 from growkit.proof.config_comparison import different_settings, judge
 from growkit.proof.weights import Origin, as_planned
 
 
 def check_settings_held(
-    files: Output, file_format: Format, source: Checkpoint, lineage: Lineage
+    files: Output, file_format: Format, source: Model, lineage: Lineage
 ) -> None:
     """Refuse a model of which another program would read other settings or tensors.
 
@@ -36,6 +37,7 @@ def check_settings_held(
     Raises:
         InputError: a setting or tensor is lost; the message names it.
     """
+    assert isinstance(source, Checkpoint)
     with temporary("outline") as folder:
         for shard in files.shards:
             write_frame(shard, folder, whole=True)

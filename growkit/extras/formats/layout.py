@@ -21,7 +21,6 @@ from growkit.base.lazy import NDArray, Tensor, np, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, full, slabs
 from growkit.base.torch_internals import stored_dtypes
 from growkit.model.checkpoint.format import Format, Output
-from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.weight_file import MAX_SIZE
 from growkit.model.families.family_parts import MAX_EXPERTS
 from growkit.model.model import Model
@@ -468,7 +467,7 @@ class LaidOut(Format):
         """See ``Format``."""
         return Arranged(model, config, self.layout(config), self.title)
 
-    def check_held(self, files: Output, source: Checkpoint, lineage: Any) -> None:
+    def check_held(self, files: Output, source: Model, lineage: Any) -> None:
         """See ``Format``."""
         from growkit.extras.formats.format_preflight import check_settings_held  # imports torch
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.lazy import registered
@@ -20,9 +20,6 @@ from growkit.model.checkpoint.folder import FOLLOWED, SINGLE, Folder, instead_of
 from growkit.model.checkpoint.weight_file import StoredWeights
 from growkit.model.checkpoint.writing import Shard
 from growkit.model.model import Model
-
-if TYPE_CHECKING:
-    from growkit.model.checkpoint.reading import Checkpoint
 
 MAX_DIGITS = 18
 """Largest number of digits of a whole number in a config; more do not fit into 64 bits."""
@@ -126,7 +123,7 @@ class Format:
         """
         raise NotImplementedError
 
-    def check_held(self, files: Output, source: Checkpoint, lineage: Any) -> None:
+    def check_held(self, files: Output, source: Model, lineage: Any) -> None:
         """Refuse a model of which another program would read other settings or tensors.
 
         Args:
