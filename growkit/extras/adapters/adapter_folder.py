@@ -236,6 +236,8 @@ class AdapterFolder:
     """
 
     def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise InputError(f"{path} does not exist; give the folder of a PEFT adapter")
         self.opened = Folder(path)
         if not self.opened.has(ADAPTER):
             raise InputError(f"{path} has no {ADAPTER}; give the folder of a PEFT adapter")
