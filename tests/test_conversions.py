@@ -13,7 +13,6 @@ from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.model.checkpoint.folder import read_json
 from tests.conftest import (
-    edit_config,
     edit_json,
     edit_weights,
     load_strict,
@@ -250,24 +249,6 @@ def test_another_model_is_not_the_same(kind: str, key: str, value: Any, tmp_path
         return
     with pytest.raises(InputError, match=r"tensor|dropped|q_norm"):
         growkit.grow(out, tmp_path / "none", hidden="x2", verify=False)
-
-
-def test_other_layouts_do_not_have_the_keys(tmp_path: Path) -> None:
-    """Their classes pass them over, so that a DIFF Transformer with them were another model."""
-    source, motif = save_model(tmp_path / "source", "diffllama"), tmp_path / "motif"
-    convert(source, motif, "motif")
-    edit_config(motif, qk_norm=True)
-    with pytest.raises(InputError, match="qk_norm True, which growkit does not know"):
-        convert(motif, tmp_path / "out", "diff-transformer")
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "granite"])
-def test_public_layouts_do_not_have_the_keys(kind: str, tmp_path: Path) -> None:
-    source, diff = save(kind, 0, tmp_path / "source", attention_bias=False), tmp_path / "diff"
-    convert(source, diff, "diff", head_norm="affine")
-    for to in ("motif", "microsoft", "diffllama"):
-        with pytest.raises(InputError, match=r"cannot express .*(qk_norm|_bias|_multiplier)"):
-            convert(diff, tmp_path / to, to)
 
 
 def test_what_was_made_before_is_as_it_was(tmp_path: Path) -> None:

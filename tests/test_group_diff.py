@@ -22,7 +22,7 @@ from growkit.extras.differential.modeling.configuration_diff_transformer import 
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.families.family import family_of
 from growkit.model.model import Headers
-from tests.conftest import edit_config, edit_weights, relative_error, save_model, seeded
+from tests.conftest import edit_config, relative_error, save_model, seeded
 
 
 def draw_source(choose: Random) -> tuple[str, dict[str, Any], dict[str, int]]:
@@ -145,18 +145,6 @@ def test_it_stays_diffllama_where_that_can_be(tmp_path: Path) -> None:
     growkit.grow(source, tmp_path / "other", method="group-diff", signal_heads="x2", verify=None)
     config = json.loads((tmp_path / "other" / "config.json").read_text())
     assert config["architectures"] == ["DiffTransformerForCausalLM"]
-
-
-def test_copies_must_stay_in_their_group(tmp_path: Path) -> None:
-    """Signal copies written in the other order read the noise of another head."""
-    source = save_model(tmp_path / "source", "diffllama", num_key_value_heads=4)
-    target = tmp_path / "target"
-    growkit.grow(source, target, method="group-diff", signal_heads="x2", verify=None)
-    assert relative_error(source, target) < 1e-12
-    with edit_weights(target) as tensors:
-        q = tensors["model.layers.0.self_attn.q_proj.weight"].view(6, 4, 16)
-        q[[1, 2]] = q[[2, 1]].clone()
-    assert relative_error(source, target) > 1e-3
 
 
 LOADS_ALONE = """

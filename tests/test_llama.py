@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import growkit
-from tests.conftest import edit_weights, relative_error, save_model, seeded
+from tests.conftest import relative_error, save_model, seeded
 from tests.families import softmax
 
 STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 1e4}
@@ -94,28 +94,3 @@ def test_steps_of_a_recipe_are_one_pass(tmp_path: Path) -> None:
     assert apart.keys() == together.keys()
     assert all(apart[name].equal(together[name]) for name in apart)
     assert relative_error(source, tmp_path / "both") < 1e-12
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("projection", ["q_proj", "k_proj", "v_proj"])
-def test_tiling_rows_naively_fails(projection: str, tmp_path: Path) -> None:
-    """[S N S N] is what generic cloning writes; DiffLlama reads it as [S N] and [S N]."""
-    source = save_model(tmp_path / "source", "diffllama", num_key_value_heads=4)
-    growkit.grow(source, tmp_path / "target", hidden="x2", symmetry="keep", verify=None)
-    assert relative_error(source, tmp_path / "target") < 1e-12
-
-    name = f"model.layers.0.self_attn.{projection}.weight"
-    original = load_file(source / "model.safetensors")[name]
-    with edit_weights(tmp_path / "target") as tensors:
-        tensors[name] = (original.repeat(2, 1) / 2).repeat_interleave(2, 1)
-    assert relative_error(source, tmp_path / "target") > 1e-3
-
-
-def test_sizes_are_in_the_units_of_the_config(tmp_path: Path) -> None:
-    """DiffLlama's head counts are signal and noise heads together."""
-    source = save_model(tmp_path / "source", "diffllama")
-    grown = growkit.grow(
-        source, tmp_path / "target", hidden=16 * 3, heads=12, kv_heads=2, verify=False
-    )
-    assert grown["copies"] == [{"hidden": 3, "ffn": 3, "signal_heads": 3, "noise_heads": 3}]
-    assert growkit.inspect(tmp_path / "target")["sizes"]["kv_heads"] == 1

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +17,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.recipe_planning import change
 from growkit.model.checkpoint.reading import Checkpoint
-from growkit.planning.recipe import GrowStep, load_recipe
+from growkit.planning.recipe import GrowStep
 from tests.conftest import (
     edit_weights,
     folder_bytes,
@@ -149,25 +149,6 @@ def test_a_growth_of_any_family(kind: str, seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("tied", "kv_heads"), [(True, None), (False, "x1")])
-def test_heads_and_widths_that_are_no_multiples(
-    tied: bool, kv_heads: str | None, make: Make, tmp_path: Path
-) -> None:
-    """The MLP from 172 to 400, heads from 8 to 12, their key-value heads with them or not."""
-    source = make("llama", **HEADS, intermediate_size=172, tie_word_embeddings=tied)
-    out = tmp_path / "out"
-    result = growkit.grow(source, out, ffn=400, heads=12, kv_heads=kv_heads, verify=QUICK)
-    assert (result["promise"], result["kept"], result["lost"]) == ("exact", True, None)
-    assert result["verification"].sections.trainability.trainable
-    assert relative_error(source, out) < 1e-12
-    config = json.loads((out / "config.json").read_text())
-    assert config["num_key_value_heads"] == (4 if kv_heads else 6)
-    with edit_weights(out) as tensors:
-        tensors["model.layers.1.mlp.up_proj.weight"][-1] *= 1.5  # one of three copies
-    assert not growkit.verify(source, out, prompts=1, length=12)["kept"]
-
-
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("kind", "axis"), [("diffllama", "head_dim"), ("qwen3", "head_dim"), ("llama", None)]
@@ -250,23 +231,6 @@ def test_a_bound_that_is_not_kept_is_rejected(make: Make, tmp_path: Path) -> Non
     assert result["kept"] is False
     assert "rounding to float32 explains" in result["verification"]["reason"]
     assert not (tmp_path / "out").exists()
-
-
-def test_a_head_of_its_own_lets_a_model_grow(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "olmo", tie_word_embeddings=True, **SMALL)
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match="--untie"):
-        growkit.grow(source, out, hidden="x2", verify=False)
-    result = growkit.grow(source, out, hidden="x2", untie=True, verify=QUICK)
-    assert (result["promise"], result["kept"]) == ("exact", True)
-    assert relative_error(source, out) < 1e-12
-    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
-    assert "lm_head.weight" in load_file(out / "model.safetensors")
-    # A recipe in a manifest makes it again.
-    recipe = load_recipe(out / "growkit.json", output=str(tmp_path / "again"))
-    growkit.run(replace(recipe, verify=None))
-    one, other = (folder / "model.safetensors" for folder in (out, tmp_path / "again"))
-    assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.sampled(1)

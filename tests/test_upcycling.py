@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
-from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.training import param_groups
 from tests.conftest import (
@@ -72,18 +71,6 @@ def test_its_proof_holds_and_misses_nothing(options: dict[str, Any], tmp_path: P
     found = growkit.verify(source, out, prompts=1, length=16)
     assert not found["kept"]
     assert found.sections.weights.first_lost_tensor == name
-
-
-def test_rows_of_a_group_that_differ_are_another_function(tmp_path: Path) -> None:
-    """The control of a router that chooses all pieces of the MLP, whatever it is given."""
-    source, out = save_dense("llama", 2, tmp_path / "source"), tmp_path / "out"
-    growkit.grow(source, out, verify=False, **FINE)
-    assert relative_error(source, out) < 1e-12
-    with edit_weights(out) as weights:
-        for name in (each for each in weights if each.endswith("gate.weight")):
-            assert weights[name][::4].equal(weights[name][3::4])
-            weights[name] = weights[name].unflatten(0, (4, 4)).transpose(0, 1).flatten(0, 1).clone()
-    assert relative_error(source, out) > 1e-3
 
 
 @pytest.mark.parametrize("options", [EIGHT, FINE], ids=["whole", "fine"])
@@ -242,12 +229,6 @@ def test_groups_keep_copies_apart(groups: tuple[int, int], promise: str, tmp_pat
     copies = torch.cat(used)
     assert len({*copies.flatten().tolist()}) > 1  # tokens divide among them
     assert bool((copies == copies[:, :1]).all()) is bool(promise)
-
-
-def test_groups_of_experts_stay_of_equal_size(tmp_path: Path) -> None:
-    source = save_wide("deepseek_v3", 1, tmp_path / "source")
-    with pytest.raises(InputError, match=r"in groups of equal size.*choose 8 experts"):
-        growkit.grow(source, tmp_path / "out", method="experts", experts=6, top_k=2, verify=False)
 
 
 CHAINS: list[tuple[dict[str, Any], ...]] = [

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import LlamaForCausalLM
 
 import growkit
-from growkit.base.errors import InputError, PlaceError
+from growkit.base.errors import PlaceError
 from growkit.base.settings import Settings
 from growkit.engine import transformers_class
 from growkit.engine.layerwise import Layerwise
@@ -216,14 +216,6 @@ def test_settings_of_generation_lose_no_growth(
     assert result["kept"], result["verification"]["reason"]
     assert modes["generate"]["note"] == "the same 16 tokens, greedily"
     assert modes["save and reload"]["kept"] is True
-
-
-def test_a_rank_that_only_takes_room_is_refused(make: Make, tmp_path: Path) -> None:
-    source = make("diffllama", head_dim=16, hidden_size=64)
-    with pytest.raises(InputError, match=r"rank 100 is useless: .*; choose at most 8"):
-        growkit.convert(source, tmp_path / "out", to="shared-diff", rank=100, verify=None)
-    growkit.convert(source, tmp_path / "out", to="shared-diff", rank=8, verify=None)
-    assert not (tmp_path / "out.rejected").exists()
 
 
 def test_a_bias_that_is_tied_has_a_gradient(tmp_path: Path) -> None:

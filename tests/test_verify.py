@@ -175,19 +175,6 @@ def test_a_vocabulary_is_a_number_of_tokens(size: object, make: Make) -> None:
         growkit.verify(source, target, **QUICK)
 
 
-def test_a_broken_promise_leaves_a_rejected_folder(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "STRICT_MARGIN", 0.0)
-    result = growkit.grow(make("llama"), tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
-    assert result["kept"] is False
-    assert result["output"] == str(tmp_path / "target.rejected")
-    assert not (tmp_path / "target").exists()
-    manifest = json.loads((tmp_path / "target.rejected" / "growkit.json").read_text())
-    assert manifest["verification"]["kept"] is False
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["llama-0", "target.rejected"]
-
-
 BRIEF = growkit.Settings(prompts=2, length=24)
 
 
@@ -339,14 +326,6 @@ def test_a_head_that_is_split_once_too_often(llama: Path, tmp_path: Path) -> Non
     assert not result["kept"]
     assert result.sections.logits.first_difference == "lm_head"
     assert result["fault"]["factor"] == pytest.approx(0.5)
-
-
-def test_what_has_no_layers_to_run_alone_is_refused(tmp_path: Path) -> None:
-    """XLM has lists of attentions, of norms and of MLPs, and computes between them."""
-    source = save_model(tmp_path / "source", "xlm")
-    sentence = refusal("verify", source, shutil.copytree(source, tmp_path / "copy"))
-    assert "XLMWithLMHeadModel" in sentence
-    assert "one layer at a time (something is computed between" in sentence
 
 
 def test_encoders_with_decoders_are_refused(tmp_path: Path) -> None:
