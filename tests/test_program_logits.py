@@ -206,9 +206,42 @@ def test_some_log_probabilities_are_enough(tmp_path: Path, k: int, rows: slice) 
     assert f"gives {k} of 64 tokens at a position" in right.reason
 
 
+@pytest.mark.parametrize("digits", [1, 3])
+def test_decimals_of_a_file_are_rounding(tmp_path: Path, digits: int) -> None:
+    source = source_of(tmp_path / "source", "llama")
+    wrong = shutil.copytree(source, tmp_path / "wrong")
+    edit_config(wrong, **SETTINGS[0][1])
+    for folder, verdict in ((source, "rounding"), (wrong, "another setting")):
+        file = with_top(as_run(folder, tmp_path / "x.safetensors", "float32"), 5, slice(None))
+        content = json.loads(file.read_text()) | {"dtype": "float32"}
+        logs = torch.tensor(content["top_logprobs"], dtype=torch.float64)
+        content["top_logprobs"] = logs.round(decimals=digits).tolist()
+        file.write_text(json.dumps(content))
+        result = verdict_of(source, file)
+        assert result.verdict == verdict, result.reason
+        assert f"in float32, rounded to {digits} decimal" in result.reason
+
+
+FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "writes logarithms to base 10": lambda logs: logs / torch.tensor(10.0).log(),
+    "normalises the probabilities of top_ids alone": lambda logs: logs.log_softmax(-1),
+}
+
+
+@pytest.mark.parametrize("told", FORMS)
+def test_another_form_of_log_probabilities_is_named(tmp_path: Path, told: str) -> None:
+    source = source_of(tmp_path / "source", "llama")
+    file = with_top(as_run(source, tmp_path / "x.safetensors"), 5, slice(None))
+    content = json.loads(file.read_text())
+    content["top_logprobs"] = FORMS[told](torch.tensor(content["top_logprobs"])).tolist()
+    file.write_text(json.dumps(content))
+    assert told in verdict_of(source, file).reason
+
+
 NOT_AS_SAID: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [
     ("float32", lambda logits: logits / 0.7, "multiplies logits by 1.429, as a temperature of 0.7"),
     ("bfloat16", lambda logits: logits, "computes in bfloat16, not in float32 as its file says"),
+    ("float32", lambda logits: logits.softmax(-1), "writes probabilities in place of logits"),
     (
         "float32",
         lambda logits: logits.where(logits < logits.max(), -torch.inf),

@@ -26,6 +26,7 @@ from growkit.extras.program_logits.guesses import (
     Edited,
     Guess,
     guesses_of_conventions,
+    guesses_of_forms,
     guesses_of_settings,
     guesses_of_tokens,
 )
@@ -193,17 +194,17 @@ class Engine:
         guesses = [*guesses_of_conventions(self._weights, self._sizes)]
         with strict_float64():
             self._strict |= {guess: self._run(guess, torch.float64) for guess in guesses}
-        scale = self._scale()
+        forms, scale = [*guesses_of_forms(self.file.only_top)], self._scale()
         if abs(scale - 1) > LEAST_SCALE:
-            guesses.append(
+            forms.append(
                 Guess(
                     f"multiplies logits by {scale:.4g}, as a temperature of {1 / scale:.3g} does",
                     "write the logits as they are before sampling",
                     scale=scale,
                 )
             )
-            self._strict[guesses[-1]] = self._strict[NOTHING]
-        return {guess: self._errors(guess, self._of_program) for guess in guesses}
+        self._strict |= dict.fromkeys(forms, self._strict[NOTHING])
+        return {guess: self._errors(guess, self._of_program) for guess in (*guesses, *forms)}
 
     def _scale(self) -> float:
         """The factor of logits that fits the program best; 1 if none does."""
@@ -212,7 +213,8 @@ class Engine:
         with run.head() as head:
             for sequence, rows in self._pieces():
                 logs, columns = self._of_program(sequence, rows)
-                exact = self._at(head(run.ends[sequence][self.file.positions[rows]]), columns)
+                states = run.ends[sequence][self.file.positions[rows]]
+                exact = self._at(head(states), columns, NOTHING)
                 one, other = (of - of.mean(-1, keepdim=True) for of in (exact, logs))
                 products, squares = (
                     products + float((one * other).sum()),
@@ -249,7 +251,8 @@ class Engine:
                 _, columns = self._of_program(sequence, rows)
                 states = run.ends[sequence]
                 places = (self.file.positions[rows] + guess.shift).clamp(0, len(states) - 1)
-                return self._at(head(states[places]) * guess.scale, columns), columns
+                logits = head(states[places])
+                return self._at(logits, columns, guess, self.file.as_written), columns
 
             return self._errors(guess, own)
 
@@ -305,11 +308,26 @@ class Engine:
     def _of_program(self, sequence: int, rows: slice) -> tuple[Tensor, Columns]:
         return self.file.log_probabilities(sequence, rows, self._vocabulary)
 
-    def _at(self, logits: Tensor, columns: Columns) -> Tensor:
-        """Log-probabilities of some columns of logits, [rows, vocabulary], in float64."""
+    def _at(
+        self,
+        logits: Tensor,
+        columns: Columns,
+        guess: Guess,
+        write: Callable[[Tensor], Tensor] = lambda numbers: numbers,
+    ) -> Tensor:
+        """Log-probabilities of some columns of logits, [rows, vocabulary], in float64.
+
+        Args:
+            logits: the logits.
+            columns: the columns.
+            guess: by its scale and form, what is written.
+            write: rounds the numbers that are written.
+        """
+        form, logits = guess.form or (lambda logs: logs), logits * guess.scale
         if isinstance(columns, slice):
-            return logits[:, columns].double().log_softmax(-1)
-        return logits[:, : self._vocabulary].double().log_softmax(-1).gather(-1, columns)
+            return form(write(logits[:, columns].double()).log_softmax(-1))
+        logs = logits[:, : self._vocabulary].double().log_softmax(-1)
+        return write(form(logs.gather(-1, columns)))
 
     def _errors(self, guess: Guess, of: Logs) -> Errors:
         """Compare log-probabilities with those of the class in strict float64, with a guess."""
@@ -322,9 +340,9 @@ class Engine:
                 if not inside.any():
                     continue
                 logs, columns = of(sequence, rows)
-                logits = head(run.ends[sequence][places[inside]]) * guess.scale
+                logits = head(run.ends[sequence][places[inside]])
                 chosen = columns if isinstance(columns, slice) else columns[inside]
-                expected = self._at(logits, chosen)
+                expected = self._at(logits, chosen, guess)
                 difference = logs[inside] - expected
                 kl[-1][inside] = (expected.exp() * difference.square()).sum(-1) / 2
                 largest = float(difference.abs().max())

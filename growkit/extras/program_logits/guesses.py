@@ -6,6 +6,7 @@ convention is repeated on the source's tensors, or on the states that its first 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ class Guess:
         edit: another form of a tensor, by its name; None for the same one.
         factor: by which the states that the first layer gets are multiplied.
         scale: by which logits are multiplied.
+        form: what is written in place of log-probabilities, [rows, columns].
     """
 
     phrase: str
@@ -81,6 +83,7 @@ class Guess:
     edit: Callable[[str, Tensor], Tensor | None] | None = None
     factor: float = 1.0
     scale: float = 1.0
+    form: Callable[[Tensor], Tensor] | None = None
 
     def ids(self, ids: Tensor) -> Tensor:
         """The tokens that the program sees in place of a sequence, [tokens]."""
@@ -171,6 +174,28 @@ def guesses_of_conventions(weights: Model, sizes: Mapping[str, int]) -> Iterator
             "switch off tied embeddings there",
             edit=lambda name, tensor: weights.read(embedding) if name == head else None,
         )
+
+
+def guesses_of_forms(only_top: bool) -> Iterator[Guess]:
+    """Other numbers in the file than logits, or than log-probabilities of some tokens."""
+    if not only_top:
+        yield Guess(
+            "writes probabilities in place of logits",
+            "write the logits as they are before softmax",
+            form=lambda logs: logs.exp().log_softmax(-1),
+        )
+        return
+    for base in (10, 2):
+        yield Guess(
+            f"writes logarithms to base {base}",
+            f"multiply top_logprobs by ln {base} = {math.log(base):.6f}",
+            form=partial(torch.mul, other=1 / math.log(base)),
+        )
+    yield Guess(
+        "normalises the probabilities of top_ids alone",
+        "normalise over all tokens before some are chosen",
+        form=partial(torch.log_softmax, dim=-1),
+    )
 
 
 class Edited(Model):

@@ -45,25 +45,31 @@ class Judge:
     Args:
         own: errors of the source's class in the program's dtype.
         dtype: torch name of the dtype.
+        file: the logits.
     """
 
-    def __init__(self, own: Errors, dtype: str) -> None:
+    def __init__(self, own: Errors, dtype: str, file: LogitsFile) -> None:
         self.own, self._dtype = own, dtype
         limit = native_limit(own.largest / own.scale, dtype, STRICT) if own.scale else None
         self.tolerance = limit and limit.largest
-        self.narrow = SPACING[dtype] > SPACING["float32"]
+        self._narrow = SPACING[dtype] > SPACING["float32"]
+        self._coarse = self._narrow or file.spacing(own.scale) > NATIVE_MARGIN * SPACING["float32"]
         self._floor = (SMALLEST * SPACING[dtype] * own.scale) ** 2
 
     @property
     def usable(self) -> bool:
         """Whether the class itself computes numbers in the dtype that can be compared."""
-        enough = self.narrow and len(self.own.kl) >= MIN_TOKENS
+        enough = self._coarse and len(self.own.kl) >= MIN_TOKENS
         return math.isfinite(self.own.mean) and (enough or self.tolerance is not None)
 
     def inflation(self, errors: Errors) -> Inflation | None:
-        """Rounding errors over those of the class; None in float32, or for few positions."""
+        """Rounding errors over those of the class; None for few positions.
+
+        It is also None in float32, where they depend on the order of sums, unless the numbers of
+        the file are rounded by more.
+        """
         known = ~(errors.kl + self.own.kl).isnan()
-        if not self.narrow or int(known.sum()) < MIN_TOKENS:
+        if not self._coarse or int(known.sum()) < MIN_TOKENS:
             return None
         own, program = (of.kl[known] + self._floor for of in (self.own, errors))
         return inflation(own, program, ENGINE_MARGIN)
@@ -85,7 +91,7 @@ class Judge:
 
     def first_layer(self, states: Sequence[StateError]) -> str | None:
         """The first module whose output differs by more than rounding; None if none does."""
-        margin = ENGINE_MARGIN**0.5 if self.narrow else NATIVE_MARGIN
+        margin = ENGINE_MARGIN**0.5 if self._narrow else NATIVE_MARGIN
         limits = ((state, margin * max(state.own, SPACING[self._dtype] / 4)) for state in states)
         return next((s.module for s, limit in limits if not within(s.program, limit)), None)
 
@@ -124,7 +130,7 @@ def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding
     """Judge one program; return its figures, the finding, and its errors."""
     engine = Engine(source, file)
     errors = engine.compare()
-    base, judge = errors[NOTHING], Judge(engine.measure_rounding(NOTHING), file.dtype)
+    base, judge = errors[NOTHING], Judge(engine.measure_rounding(NOTHING), file.dtype, file)
     if not judge.usable:
         raise InputError(
             f"in {file.dtype} the model in {source.folder} itself computes no usable logits; "
@@ -161,7 +167,10 @@ def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding
             for guess in nearest
         ],
     )
-    finding = _finding(program, first, causes[:1], errors, engine.class_name)
+    written = f", rounded to {to} as in the file," if (to := file.rounded_to) else ""
+    if to == file.dtype and not file.only_top:
+        written = ""
+    finding = _finding(program, first, causes[:1], errors, engine.class_name, written)
     if lost := engine.not_finite():
         where = f"at {lost} of {len(base.kl)} positions"
         finding.sentence = f"{file.program} gives numbers that are not finite {where}"
@@ -180,7 +189,7 @@ def _narrower(engine: Engine, errors: dict[Guess, Errors]) -> list[Guess]:
     for dtype in ("float16", "bfloat16"):
         if SPACING[said] >= SPACING[dtype]:
             continue
-        of_dtype = Judge(engine.measure_rounding(NOTHING, dtype), dtype)
+        of_dtype = Judge(engine.measure_rounding(NOTHING, dtype), dtype, engine.file)
         alike = errors[NOTHING].mean * ENGINE_MARGIN > of_dtype.own.mean
         if of_dtype.usable and alike and of_dtype.explains(errors[NOTHING]):
             remedy = f"run it in {said}, or write {dtype} as dtype into the file"
@@ -200,7 +209,7 @@ def _causes(engine: Engine, judge: Judge, errors: Mapping[Guess, Errors]) -> lis
     if nearest is NOTHING or (judge.explains(base) and not judge.prefers(errors[nearest], base)):
         return []
     # With another setting, the class may round more or less.
-    of_guess = Judge(engine.measure_rounding(nearest), engine.file.dtype)
+    of_guess = Judge(engine.measure_rounding(nearest), engine.file.dtype, engine.file)
     if not of_guess.explains(errors[nearest]):
         return []
     return [
@@ -222,12 +231,14 @@ def _finding(
     causes: Sequence[Guess],
     errors: Mapping[Guess, Errors],
     class_name: str,
+    written: str,
 ) -> Finding:
     """The verdict on a program, in a sentence."""
     kl, own = program.kl_nats_per_token, program.own_kl_nats_per_token
     shown = "not a number" if kl is None else f"{kl:.2g} nats per token"
     figures = (
-        f"its KL to strict float64 is {shown}, that of {class_name} in {program.dtype} {own:.2g}"
+        f"its KL to strict float64 is {shown}, that of {class_name} in {program.dtype}{written} "
+        f"{own:.2g}"
     )
     where = f"; the first difference is in {first}" if first else ""
     kept, verdict, advice = True, None, None

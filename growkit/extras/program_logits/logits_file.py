@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from growkit.base.tensors import INTEGERS, TORCH_NAMES, TensorInfo, cut
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.weight_file import open_weights
 from growkit.model.checkpoint.writing import sha256
+from growkit.results.proof_result import counted
 
 TEXTS = ("program", "dtype")
 """Texts: the metadata of safetensors, or keys of JSON."""
@@ -38,9 +40,19 @@ SHAPES = {
 }
 """Axes of every tensor; the first may be missing, for one sequence."""
 
+REMEDY = "write it again, with finite numbers: logits as they are before tokens are masked"
+
 WHOLE = ("ids", "positions", "top_ids")
 """Tensors of whole numbers."""
 
+
+UNKNOWN = -9999.0
+"""What servers write in place of a log-probability that they do not have."""
+
+NARROW = ("bfloat16", "float16")
+DECIMALS = {counted(places, "decimal"): places for places in range(7)}
+"""To what programs round the numbers that they write. All numbers of the narrow dtypes have few
+decimals as well, so these are tried first."""
 
 Columns = Tensor | slice
 """Tokens of columns: for every row, [rows, columns]; or the first of the vocabulary, over which
@@ -98,6 +110,27 @@ class LogitsFile:
         """Whether there are log-probabilities of some tokens in place of all logits."""
         return "logits" not in self._tensors
 
+    @cached_property
+    def rounded_to(self) -> str:
+        """To what the numbers are rounded, of ``NARROW`` or ``DECIMALS``; empty for nothing."""
+        name = "top_logprobs" if self.only_top else "logits"
+        possible = [*NARROW, *DECIMALS]
+        for sequence, row in product(range(len(self.ids)), range(len(self.positions))):
+            stored = self._part(name, sequence, slice(row, row + 1))
+            numbers = stored[stored.isfinite()]
+            possible = [to for to in possible if _rounded(numbers, to).equal(numbers)]
+        return possible[0] if possible else ""
+
+    def as_written(self, numbers: Tensor) -> Tensor:
+        """Round numbers as those of the file are."""
+        return _rounded(numbers, self.rounded_to)
+
+    def spacing(self, scale: float) -> float:
+        """Spacing of the numbers, relative to their scale; 0 if they are not rounded."""
+        if self.rounded_to in DECIMALS:
+            return 10.0 ** -DECIMALS[self.rounded_to] / scale if scale else 0.0
+        return SPACING.get(self.rounded_to, 0.0)
+
     def check_tokens(self, vocabulary: int) -> None:
         """Refuse ids that a vocabulary does not have.
 
@@ -127,6 +160,11 @@ class LogitsFile:
                 raise InputError(
                     f"top_logprobs in {self.path} has {float(logs.amax()):.3g}; natural logarithms "
                     "of probabilities were expected, none above 0"
+                )
+            if (logs <= UNKNOWN).any():
+                raise InputError(
+                    f"top_logprobs in {self.path} has {float(logs.amin()):g}, by which servers say "
+                    "that they have none; write fewer tokens in each row"
                 )
             return logs, self._part("top_ids", sequence, rows).long()
         logits = self._part("logits", sequence, rows)[:, :vocabulary].double()
@@ -188,6 +226,13 @@ class LogitsFile:
             )
 
 
+def _rounded(numbers: Tensor, to: str) -> Tensor:
+    if to in NARROW:
+        return numbers.to(getattr(torch, to)).to(numbers.dtype)
+    wide = numbers.double()
+    return (wide.round(decimals=DECIMALS[to]) if to else wide).to(numbers.dtype)
+
+
 Contents = tuple[Mapping[str, Any], Mapping[str, TensorInfo], Callable[..., Tensor]]
 """Texts, headers of tensors, and a function that reads a part of a tensor."""
 
@@ -197,7 +242,7 @@ def _open(path: Path) -> Contents:
     if path.suffix != ".json":
         file = open_weights(folder, path.name)
         return file.metadata, file.tensors, file.read
-    content = folder.json(path.name)
+    content = folder.json(path.name, remedy=REMEDY)
     tensors = {}
     for name, value in content.items():
         if name not in TEXTS:

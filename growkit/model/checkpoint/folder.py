@@ -268,12 +268,13 @@ class Folder:
             while block := read(stream, BLOCK, self.path / name):
                 copied.write(block)
 
-    def json(self, name: str, digits: int = 100) -> dict[str, Any]:
+    def json(self, name: str, digits: int = 100, remedy: str = "copy it again") -> dict[str, Any]:
         """Read a JSON object.
 
         Args:
             name: name of the file.
             digits: limit for the digits of a whole number.
+            remedy: what to do if it is not JSON.
 
         Raises:
             InputError: see ``bytes``; or the file is not a JSON object, see ``parse_json``.
@@ -284,7 +285,7 @@ class Folder:
             parsed = parse_json(content, digits, infinite=name == "config.json")
         except ValueError as error:
             raise InputError(
-                f"{self.path / name} cannot be read as JSON ({reason(error)}); copy it again"
+                f"{self.path / name} cannot be read as JSON ({reason(error)}); {remedy}"
             ) from None
         if not isinstance(parsed, dict):
             raise InputError(
