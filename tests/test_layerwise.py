@@ -13,11 +13,12 @@ from torch.nn import functional
 from transformers import CONFIG_MAPPING, DynamicCache
 
 from growkit.engine import lending
-from growkit.engine.calls import Call, Spool
+from growkit.engine.calls import Call
 from growkit.engine.device import CPU, choose_device
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import load_model
+from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
 from growkit.model.checkpoint.reading import Checkpoint
 from tests.architectures import TYPES, save
 from tests.conftest import close, listed, save_model, seeded
@@ -110,12 +111,8 @@ def test_calls_of_one_length_have_the_frequencies_of_their_own_positions(tmp_pat
 
 def gradients(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    model, given, extras = opened(folder), Spool(), []
     with strict_float64():
-        for stage in model.stages([Call(ids(12))]):
-            given.append(stage.after[0])
-            extras.append(stage.extras[0])
-        model.gradients(ids(12), given, extras, found.__setitem__)
+        layerwise_gradients(opened(folder), ids(12), found.__setitem__)
     return found
 
 

@@ -19,6 +19,7 @@ from growkit.base.settings import Settings
 from growkit.engine import transformers_class
 from growkit.engine.layerwise import Layerwise
 from growkit.extras.optimizer.checks import trainability
+from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
 from growkit.model.checkpoint.scratch import Scratch
 from growkit.proof import mode_results as ways
 from tests.architectures import config_of
@@ -169,15 +170,15 @@ def test_whether_it_can_learn_has_its_own_verdict(
 def test_the_cpu_computes_gradients_that_a_device_cannot(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, devices, gradients = make("llama"), list[torch.device](), Layerwise.gradients
+    source, devices = make("llama"), list[torch.device]()
 
-    def fail_once(self: Layerwise, *arguments: Any) -> list[str]:
-        devices.append(self.device)
+    def fail_once(model: Layerwise, *arguments: Any) -> list[str]:
+        devices.append(model.device)
         if len(devices) == 1:
             raise torch.OutOfMemoryError("no room")
-        return gradients(self, *arguments)
+        return layerwise_gradients(model, *arguments)
 
-    monkeypatch.setattr(Layerwise, "gradients", fail_once)
+    monkeypatch.setattr(trainability, "layerwise_gradients", fail_once)
     with pytest.raises(torch.OutOfMemoryError):
         growkit.verify(source, source, trainability=True, **QUICK)
     devices.clear()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.limits import is_identity
-from growkit.base.torch_internals import tree_leaves, tree_map, version_of
+from growkit.base.torch_internals import tree_leaves, version_of
 from growkit.engine.calls import (
     Arguments,
     Call,
@@ -33,71 +33,6 @@ from growkit.engine.layered_model import LayeredModel
 
 class _ArrivedError(Exception):
     """Stops ``forward`` at the last layer, since the modules after it have no weights yet."""
-
-
-class PassedOn:
-    """What layers pass on to later ones in containers, such as keys that several layers share.
-
-    Args:
-        containers: the containers, still empty.
-
-    Attributes:
-        containers: see above.
-    """
-
-    def __init__(self, containers: Sequence[MutableMapping[Any, Any]]) -> None:
-        self.containers = containers
-        self._before: list[list[dict[Any, Any]]] = [[{} for _ in containers]]  # by layer
-
-    def note(self) -> None:
-        """Note what the next layer has put in: as leaves, which collect gradients."""
-        before = self._before[-1]
-        self._before.append(
-            [
-                {
-                    key: value if value is old.get(key) else tree_map(_leaf, value)
-                    for key, value in container.items()
-                }
-                for container, old in zip(self.containers, before, strict=True)
-            ]
-        )
-        self.rewind(len(self._before) - 1)
-
-    def rewind(self, index: int, *, with_gradients: bool = True) -> None:
-        """Give the containers what they held before a layer.
-
-        Args:
-            index: index of the layer.
-            with_gradients: whether the leaves collect gradients of what follows.
-        """
-        if not self.containers:
-            return
-        for container, held in zip(self.containers, self._before[index], strict=True):
-            container.clear()
-            container.update(held if with_gradients else tree_map(_leaf, held))
-
-    def additions(self, index: int) -> tuple[list[Tensor], list[Tensor]]:
-        """What a layer has put in since ``rewind``, and the gradients of it that are not zero."""
-        if not self.containers:
-            return [], []
-        before, after = self._before[index : index + 2]
-        pairs = [
-            pair
-            for container, old, leaves in zip(self.containers, before, after, strict=True)
-            for key in leaves
-            if leaves[key] is not old.get(key)
-            for pair in zip(tree_leaves(container[key]), tree_leaves(leaves[key]), strict=True)
-        ]
-        reached = [
-            (tensor, leaf.grad) for tensor, leaf in pairs if getattr(leaf, "grad", None) is not None
-        ]
-        return [tensor for tensor, _ in reached], [gradient for _, gradient in reached]
-
-
-def _leaf(value: Any) -> Any:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return value
-    return value.detach().requires_grad_()
 
 
 class Forward:
@@ -223,55 +158,6 @@ class Forward:
         self._extras = extras
         for cache in self.caches:
             keep_shapes(cache, index)
-
-    def cut(self) -> list[tuple[Tensor, Tensor]]:
-        """Detach the layers' arguments in the only call from the graph that computes them.
-
-        Returns:
-            Arguments that are computed from parameters, such as embeddings for each layer, each
-            with the leaf in its place, which collects the gradients of all layers.
-        """
-        (recorded,) = self._recorded
-        leaves: dict[int, tuple[Tensor, Tensor]] = {}
-
-        def leaf(value: Any) -> Any:
-            if not isinstance(value, Tensor) or value.grad_fn is None:
-                return value
-            return leaves.setdefault(id(value), (value, value.detach().requires_grad_()))[1]
-
-        arguments = [argument.changed(leaf) for argument in recorded.arguments]
-        self._recorded = [recorded._replace(arguments=arguments)]
-        return [*leaves.values()]
-
-    def containers(self) -> list[MutableMapping[Any, Any]]:
-        """What layers fill for later ones among their arguments in the only call, still empty."""
-        (recorded,) = self._recorded
-        return containers_in(recorded.arguments)
-
-    def alone(self, index: int, state: Tensor, extras: Extras) -> Tensor:
-        """Run a layer in the only call for another input, [tokens, hidden], with gradients.
-
-        Args:
-            index: index of the layer.
-            state: input of the layer.
-            extras: extras of the layer before it.
-
-        Raises:
-            InputError: a layer needs float extras of the layer before it, which have gradients.
-        """
-        ((_, arguments, placeholders),) = self._recorded
-        self._extras = [extras or placeholders]
-        output, _ = self.run_layer(index, 0, state)
-        numbers = {
-            id(placeholder)
-            for placeholder in placeholders
-            if isinstance(placeholder, Tensor) and placeholder.is_floating_point()
-        }
-        later = ((*argument.positional, *argument.named.values()) for argument in arguments[1:])
-        with self._model.guarded():
-            if any(id(value) in numbers for values in later for value in values):
-                raise NoStackError("layers pass on more than hidden states")
-        return output
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:

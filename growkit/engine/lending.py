@@ -72,7 +72,6 @@ class Lender:
     Attributes:
         dtype: see above.
         stays: whether large matrices may stay in their files while they are lent.
-        steps: values to subtract from some parameters, by their names in the model.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class Lender:
         if not self._large:
             keep_freed(LARGE)
         self._fetched: dict[str, Tensor] = {}
-        self.steps: Mapping[str, Tensor] = {}
         self.stays = True
         self._copying = torch.Stream(device) if device.type not in IN_ORDER else None
 
@@ -100,10 +98,7 @@ class Lender:
         """Read a parameter, or some rows of it, in its stored dtype."""
         # Files hold float32 as float32, even when all arithmetic is done in float64.
         with stored_dtypes():
-            values = self._weights.read(self._stored(name), rows)
-            if name in self.steps:
-                values = values.double() - self.steps[name][rows or slice(None)].to(values.device)
-            return values
+            return self._weights.read(self._stored(name), rows)
 
     def rows(self, name: str, used: Tensor) -> Tensor:
         """Read and cast some rows of a parameter, [rows, columns]; ``used``: sorted indices."""
@@ -119,7 +114,7 @@ class Lender:
         Memory never holds it whole in both dtypes.
         """
         info, places = self._info(name), parts(self._weights, self._stored(name))
-        if self._device.type != "cpu" and name not in self.steps:
+        if self._device.type != "cpu":
             return self._on_device(name, places).to(dtype)
         if len(places) == 1 or dtype in (None, info.torch_dtype):
             return self.read(name).to(self._device, dtype)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.limits import Limit, strict_limit, within
-from growkit.engine.calls import Call, CallError, Extras, Spool
+from growkit.engine.calls import Call, CallError
 from growkit.engine.layerwise import Stage
 from growkit.engine.lending import altered
 from growkit.engine.metrics import Distance, Head, distance_of, error_of
@@ -36,9 +36,6 @@ class Controls:
         against_itself: whether the target with the fault is compared with the target itself, not
             with the source.
         only: part of the names of the parameters that may be changed.
-        wanted: whether to keep the inputs of the target's layers, for the gradients.
-        given: inputs of every layer, and of the head, of the target, each [tokens, hidden].
-        extras: what comes with these inputs.
         fault: the changed parameter; empty until a layer is found in which a fault has an effect.
         control: distance between the logits with and without the fault.
         rounding: distance between the logits with and without the noise.
@@ -47,10 +44,7 @@ class Controls:
     call: Call
     noise: float
     against_itself: bool
-    wanted: bool
     only: str = ""
-    given: Spool = field(default_factory=Spool)
-    extras: list[Extras] = field(default_factory=list)
     fault: str = ""
     control: Distance = field(default_factory=Distance)
     rounding: Distance = field(default_factory=Distance)
@@ -86,9 +80,6 @@ class Controls:
         """
         before: Tensor | None = None
         for stage in stages:
-            if self.wanted:
-                self.given.append(stage.after[call])
-                self.extras.append(stage.extras[call])
             if self._faulty_state is not None:
                 self._faulty_state = stage.again(call, self._faulty_state)
             elif before is not None and stage.layer is not None and stage.layer >= first:

@@ -243,8 +243,7 @@ def unlike_cpu(strict: Strict) -> str:
 def _run(side: SideBySide, modes: Sequence[Mode]) -> Strict:
     """Compare in strict float64, with the negative control."""
     pair, (source, target) = side.pair, side.models
-    wanted = pair.settings.trainability or pair.lineage.new_capacity
-    controls = side.controls(Call(modes[0].calls[0].ids[:MAX_TOKENS]), wanted=wanted)
+    controls = side.controls(Call(modes[0].calls[0].ids[:MAX_TOKENS]))
     coverage = Coverage()
     with strict_float64():
         compared = side.compare(side.models, modes, "float64", controls, coverage)

@@ -160,10 +160,10 @@ class SideBySide:
         # A manifest may describe another target.
         return lineage.layers if len(lineage.layers or ()) == len(target) else None
 
-    def controls(self, call: Call, *, wanted: bool = False, only: str = "") -> Controls:
+    def controls(self, call: Call, only: str = "") -> Controls:
         """The controls of a comparison; see ``Controls``."""
         noise = rounded_sum(widest(self.pair.before))
-        return Controls(call, noise, not self.pair.exact, wanted, only)
+        return Controls(call, noise, not self.pair.exact, only)
 
     def compare_prompt(
         self,
@@ -182,7 +182,7 @@ class SideBySide:
             only: see ``Controls``.
             depths: number of layers of both models; empty for all.
         """
-        controls = self.controls(Call(ids), only=only)
+        controls = self.controls(Call(ids), only)
         with strict_float64():
             models = self.open(torch.float64, device, weights, depths)
             modes = [Mode(PREFILL, (controls.call,))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -20,12 +20,14 @@ from growkit.base.errors import InputError, foreign, reason
 from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
 from growkit.engine.device import CPU, device_name
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
+from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
 from growkit.extras.optimizer.stored_gradients import Named, StoredGradients
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.transforms import Kept, Mapped, Subtensor, Transform
 from growkit.proof.check import Check
-from growkit.proof.logits import Function, Strict, run_modes
+from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import (
     CopyDistance,
@@ -78,26 +80,30 @@ def check_trainability(pair: Pair, function: Function) -> TrainabilitySection | 
     fits = all(pair.after.tensors.get(rule.target) == rule.info for rule in rules)
     if not (asked or fits):
         return None
-    plans, device = lineage.plans if fits else (), strict.side.place
+    plans, ids, side = lineage.plans if fits else (), strict.controls.call.ids, strict.side
     try:
-        return _section(pair, strict, plans)
+        return _section(pair, side.models[1], ids, plans)
     except (InputError, RuntimeError) as error:
-        if device == CPU:
+        if side.place == CPU:
             raise
         cause = reason(error)
-    section = _section(pair, run_modes(replace(strict.side, place=CPU), strict.modes[:1]), plans)
-    section.notes.append(f"{device_name(device)} cannot compute gradients, the CPU did: {cause}")
+    with strict_float64():
+        _, target = side.open(torch.float64, CPU)
+    section = _section(pair, target, ids, plans)
+    name = device_name(side.place)
+    section.notes.append(f"{name} cannot compute gradients, the CPU did: {cause}")
     return section
 
 
-def _section(pair: Pair, strict: Strict, plans: Sequence[Plan]) -> TrainabilitySection:
-    """The gradients on the device of a comparison."""
-    stored, target, controls = StoredGradients(pair.after), strict.side.models[1], strict.controls
+def _section(
+    pair: Pair, target: Layerwise, ids: Tensor, plans: Sequence[Plan]
+) -> TrainabilitySection:
+    """The gradients of the target on a prompt, [tokens], on the device on which it is open."""
+    stored = StoredGradients(pair.after)
     gradients = Gradients(plans, stored)
     failure = f"gradients cannot be computed on {device_name(target.device)}"
     with strict_float64(), foreign(failure, "choose another --device"):
-        inputs = controls.given, controls.extras
-        idle = target.gradients(controls.call.ids, *inputs, gradients.look)
+        idle = layerwise_gradients(target, ids, gradients.look)
     names = [name for name, _ in target.model.named_parameters() if target.stores(name)]
     section = gradients.section(names, len(idle), asked=pair.settings.trainability)
     if stored.lost:
