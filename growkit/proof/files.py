@@ -45,7 +45,7 @@ from growkit.planning.manifest import changed_since
 from growkit.planning.recipe import Recipe
 from growkit.proof import config_comparison as configs
 from growkit.proof import sidecars
-from growkit.proof.weights import Origin
+from growkit.proof.pair import Pair
 from growkit.results.proof_result import (
     AGAIN,
     ChangedValue,
@@ -128,25 +128,22 @@ def _restore(name: str, values: ChangedValue | None) -> str:
     return f"set {name} back to {values.expected} (it is {actual})"
 
 
-def compare_folders(
-    source: Checkpoint, target: Checkpoint, origin: Origin, layer_settings: Sequence[str] = ()
-) -> FolderDifferences:
+def compare_folders(pair: Pair, layer_settings: Sequence[str]) -> FolderDifferences:
     """Compare everything but weights; ``named`` reports what the verdict does not cover.
 
     Args:
-        source: the source.
-        target: the target.
-        origin: how the target was made.
+        pair: source and target.
         layer_settings: settings of the target's layers that changed.
     """
+    source, target, lineage, recipe = pair.before, pair.after, pair.lineage, pair.recipe
     loads = loading(source), loading(target)
-    if origin.unknown:
+    if pair.origin.unknown:
         differences = compare_with_source(source, target)
     else:
-        lineage = origin.lineage
-        last, routed = lineage.plans[-1], configs.set_by_steps(lineage)
-        family = lineage.target.family
-        differences = compare_with_plan(source, target, last.config, family, origin.recipe, routed)
+        planned, routed = lineage.target, configs.set_by_steps(lineage)
+        differences = compare_with_plan(
+            source, target, planned.config, planned.family, recipe, routed
+        )
     notes = [*target.notes]
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the target was compared with the source after rounding to {source.dtype}")
@@ -167,8 +164,8 @@ def compare_folders(
         notes.append(f"other files were not compared: {listed(differences.unknown)}")
     differences.named[:0] = notes
     differences.changed += layer_settings
-    differences.of_source += layer_settings if origin.unknown else []
-    if origin.recipe and origin.recipe.family and not unlisted_family(origin.recipe.family):
+    differences.of_source += layer_settings if pair.origin.unknown else []
+    if recipe and recipe.family and not unlisted_family(recipe.family):
         differences.named.append(UNUSED)
     return differences
 

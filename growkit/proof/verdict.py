@@ -37,7 +37,7 @@ def prove(request: Request) -> VerifyResult:
                 pair = check.prepare(pair) or pair
         side = SideBySide.of(pair)
         layer_settings = side.changed_layer_settings()
-        files = compare_folders(pair.before, pair.after, pair.origin, layer_settings).section
+        files = compare_folders(pair, layer_settings).section
         recovered = compare_weights(pair.origin, pair.after)
         if pair.exact and recovered.all_recovered and not files.changed:
             pair = pair.if_weights_recovered()

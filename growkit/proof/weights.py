@@ -57,12 +57,10 @@ class Origin(NamedTuple):
     Attributes:
         lineage: lineage of the target; without plans, and so exact, if the origin is unknown.
         unknown: the reason why the origin is unknown; None if it is known.
-        recipe: the recipe in the target's manifest.
     """
 
     lineage: Lineage
     unknown: str | None = None
-    recipe: Recipe | None = None
 
 
 def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> Origin:
@@ -81,12 +79,12 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
         described = before.with_family(described_family(unlisted_family(recipe.family)))
         lineage = plan_recipe(without_searches(recipe, after), described).lineage
     except InputError as error:
-        return Origin(nothing, f"{unfit} ({error})", recipe)
+        return Origin(nothing, f"{unfit} ({error})")
     except Exception as error:  # untrusted values may raise anything
-        return Origin(nothing, f"{unfit} ({type(error).__name__}: {plain(reason(error))})", recipe)
+        return Origin(nothing, f"{unfit} ({type(error).__name__}: {plain(reason(error))})")
     if recipe.file_format and not (before.stands_alone and after.stands_alone):
-        return Origin(Lineage(lineage.source, ()), "files of other programs are compared", recipe)
-    return Origin(lineage, None, recipe)
+        return Origin(Lineage(lineage.source, ()), "files of other programs are compared")
+    return Origin(lineage)
 
 
 def allow_blocks(origin: Origin, after: Checkpoint) -> Origin:

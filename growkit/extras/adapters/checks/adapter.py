@@ -76,7 +76,7 @@ def check_adapter(pair: Pair, function: Function) -> Section | None:
         InputError: PEFT does not accept the adapter.
     """
     if pair.adapter is None or is_merged(pair):
-        recipe = pair.origin.recipe
+        recipe = pair.recipe
         untried = "its adapter was not tried, as that of the source was not named (--adapter)"
         return Section(findings=[], notes=[untried]) if recipe and recipe.adapter else None
     planned = Adapter(pair.adapter, pair.before, pair.lineage, "")

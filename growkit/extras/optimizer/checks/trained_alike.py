@@ -211,14 +211,14 @@ def refuse_training(pair: Pair) -> None:
             f"{pair.origin.unknown}; leave out --steps"
         )
     check_room(pair.settings, pair.after.tensors, pair.device)
-    state_paths(pair.before, pair.after, pair.origin.recipe, pair.optimizer)
+    state_paths(pair.before, pair.after, pair.recipe, pair.optimizer)
 
 
 def check_training(pair: Pair, function: Function) -> TrainingSection | None:
     """Train source and target side by side, if the settings ask for it."""
     if pair.settings.steps is None:
         return None
-    places = state_paths(pair.before, pair.after, pair.origin.recipe, pair.optimizer)
+    places = state_paths(pair.before, pair.after, pair.recipe, pair.optimizer)
     device = function.strict.side.place
     return prove_training(pair.before, pair.after, pair.lineage, pair.settings, device, places)
 
