@@ -19,12 +19,6 @@ class Progress(Protocol):
         ...
 
 
-def steps(progress: Progress, title: str, total: int) -> AbstractContextManager[Advance]:
-    """Show work that is counted in steps; as bytes if ``progress`` does not support steps."""
-    counted: Any = getattr(progress, "steps", progress.bytes)
-    return cast("AbstractContextManager[Advance]", counted(title, total))
-
-
 def nothing(count: int) -> None:
     """Ignore an advance."""
 
@@ -42,7 +36,7 @@ _SHOWN: ContextVar[Progress] = ContextVar("progress", default=Silent())
 
 @contextmanager
 def shown(progress: Progress) -> Iterator[None]:
-    """Set the receiver for work in this context that takes no progress argument."""
+    """Set the receiver of all progress in this context."""
     before = _SHOWN.set(progress)
     try:
         yield
@@ -53,3 +47,9 @@ def shown(progress: Progress) -> Iterator[None]:
 def current() -> Progress:
     """The progress receiver of the current context."""
     return _SHOWN.get()
+
+
+def steps(title: str, total: int) -> AbstractContextManager[Advance]:
+    """Show work that is counted in steps; as bytes if the receiver does not support steps."""
+    counted: Any = getattr(current(), "steps", current().bytes)
+    return cast("AbstractContextManager[Advance]", counted(title, total))

@@ -17,7 +17,7 @@ from typing import Any
 from growkit.base.errors import InputError, called, renamed
 from growkit.base.lazy import usual_torch
 from growkit.base.options import options_of, takes
-from growkit.base.progress import Progress, Silent, shown
+from growkit.base.progress import Progress, Silent, current, shown
 from growkit.base.settings import Running, Settings, settings_of
 from growkit.base.tensors import total_bytes
 from growkit.base.units import given_date
@@ -199,7 +199,8 @@ def run(
             "nothing but the proof is to be kept, and it is switched off; leave out --proof-only, "
             "or --no-verify (in Python verify=False, in a recipe verify: false)"
         )
-    return _Run(recipe, reads, progress, dry_run).execute(overwrite, proof_only)
+    with shown(progress):
+        return _Run(recipe, reads, dry_run).execute(overwrite, proof_only)
 
 
 class _Run:
@@ -208,19 +209,12 @@ class _Run:
     Args:
         recipe: the recipe.
         reads: see ``run``.
-        progress: see ``run``.
         dry_run: see ``run``.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        reads: Sequence[str | Path],
-        progress: Progress,
-        dry_run: bool,
-    ) -> None:
+    def __init__(self, recipe: Recipe, reads: Sequence[str | Path], dry_run: bool) -> None:
         given_date()  # like all checks below, reports an error before anything that takes time
-        self.progress, self.dry_run = progress, dry_run
+        self.dry_run = dry_run
         self.output, self.origin = recipe.output_path, find(recipe.source)
         self.inputs = replace(recipe, source=str(self.origin.folder)).inputs(reads)
         family = family_for(self.origin, recipe.family)
@@ -272,8 +266,7 @@ class _Run:
     def _plan(self) -> None:
         """Plan all steps from headers."""
         recipe, source = self.recipe, self.source
-        with shown(self.progress):
-            self.prepared = plan_recipe(recipe, source)
+        self.prepared = plan_recipe(recipe, source)
         self.lineage = self.prepared.lineage
         self.target = self.lineage.target
         self.recipe = replace(recipe, steps=self.prepared.steps)
@@ -383,7 +376,7 @@ class _Run:
         source, result = self.source, self.result
         started = time.perf_counter()
         with (
-            self.progress.bytes("writing", result["bytes"]) as advance,
+            current().bytes("writing", result["bytes"]) as advance,
             publishing.writing(self.output),
         ):
             files = self.files or self._files()
@@ -402,7 +395,7 @@ class _Run:
         result["updates"] = summary(law_of(self.lineage, self.of_source), self.target.tensors)
         for name, companion in self.companions.items():
             with publishing.writing(self.output):
-                result[name] = companion.write(folder, law, self.progress, hashes)
+                result[name] = companion.write(folder, law, hashes)
 
     def _prove_and_describe(self, folder: Path, hashes: writing.Hashes, proof_only: bool) -> None:
         """Prove the written files; then write the model card and, last, the manifest."""
@@ -439,7 +432,7 @@ class _Run:
         state, adapter = (
             Path(path) if path else None for path in (recipe.optimizer, recipe.adapter)
         )
-        request = Request(source, written, recipe.verify, recipe, self.progress, state, adapter)
+        request = Request(source, written, recipe.verify, recipe, state, adapter)
         verdict = prove(request)
         costs = self.prepared.kl_by_rank.items()
         verdict.sections.weights.kl_by_rank = [

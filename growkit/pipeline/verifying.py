@@ -73,7 +73,7 @@ def verify(
     recipe = read_record(after.opened)
     check_order(before, after, recipe)
     files = [Path(file) for file in logits]
-    request = Request(before, after, settings, recipe, progress, state, of_source, files)
+    request = Request(before, after, settings, recipe, state, of_source, files)
     with shown(progress):
         verdict = prove(request)
     return name_result(verdict, one.name, other.name)

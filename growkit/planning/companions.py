@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from growkit.base.lazy import registered
-from growkit.base.progress import Progress
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.writing import Hashes
 from growkit.planning.plan import Lineage
@@ -36,7 +35,7 @@ class Opened(Protocol):
     def result(self) -> Any:
         """Describe the growth."""
 
-    def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> Any:
+    def write(self, folder: Path, law: Law, hashes: Hashes) -> Any:
         """Write what was grown into the folder of the written target, and describe it."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from growkit.base.progress import Progress
+from growkit.base.progress import current
 from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes
 from growkit.engine.device import check_subnormal_numbers, choose_device, reproducible
@@ -30,7 +30,6 @@ class Request:
         after: the target.
         settings: settings of the proof.
         recipe: the recipe of the target; None if it is not known.
-        progress: receives the progress.
         optimizer: path of the source's optimizer state; None if it is not known.
         adapter: folder of the source's adapter; None if it is not to be compared.
         logits: files of logits that programs computed with the target.
@@ -40,7 +39,6 @@ class Request:
     after: Checkpoint
     settings: Settings
     recipe: Recipe | None
-    progress: Progress
     optimizer: Path | None = None
     adapter: Path | None = None
     logits: Sequence[Path] = ()
@@ -104,7 +102,7 @@ def open_pair(request: Request) -> Iterator[Pair]:
     check_subnormal_numbers()
     device = choose_device(settings.device)
     total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
-    bar = request.progress.bytes("proving", total)
+    bar = current().bytes("proving", total)
     with reproducible(device) as varying, bar as advance, ExitStack() as views:
         origin = origin_of(before, after, request.recipe)
         if origin.unknown and settings.max_kl is not None:

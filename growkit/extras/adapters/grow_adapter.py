@@ -18,7 +18,7 @@ from growkit.algebra.update_law import Update
 from growkit.base import __version__
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
-from growkit.base.progress import Progress
+from growkit.base.progress import current
 from growkit.base.tensors import AT_ONCE, TensorInfo, Weights, total_bytes, total_parameters
 from growkit.extras.adapters.adapter_folder import (
     COLUMNS,
@@ -107,13 +107,12 @@ class Adapter:
             updates=summary(law, self.target.tensors),
         )
 
-    def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> AdapterResult:
+    def write(self, folder: Path, law: Law, hashes: Hashes) -> AdapterResult:
         """Write the grown adapter into the folder of the written target.
 
         Args:
             folder: folder of the target.
             law: not used; the law of the adapter follows from its own plans.
-            progress: receives the progress.
             hashes: receives the hashes of the files.
 
         Raises:
@@ -123,7 +122,7 @@ class Adapter:
         inside.mkdir()
         self.folder.opened.carry_over(inside)
         (shard,) = shards_of(self.target.tensors, self.bytes + 1)
-        with progress.bytes("adapter", self.bytes) as advance:
+        with current().bytes("adapter", self.bytes) as advance:
             shard = replace(shard, name=ADAPTER_WEIGHTS[0])
             write_shards(self.target, inside, [shard], advance, hashes)
         write_json(inside / ADAPTER, self.config)

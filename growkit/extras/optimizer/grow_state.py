@@ -20,7 +20,7 @@ from torch import Tensor
 from growkit.algebra.update_law import Update
 from growkit.base import tensors
 from growkit.base.errors import InputError
-from growkit.base.progress import Progress
+from growkit.base.progress import current
 from growkit.base.tensors import TensorInfo, Weights, cut
 from growkit.engine.class_weights import ClassWeights, one_row, stacks
 from growkit.engine.loader import Conversion, by_parameter, loading
@@ -113,20 +113,19 @@ class Optimizer:
         updates = class_updates(target, law.updates, by_element=False)
         return GrownState(self.state, self._lineage, self._before, Parameters.of(target), updates)
 
-    def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> OptimizerResult:
+    def write(self, folder: Path, law: Law, hashes: Hashes) -> OptimizerResult:
         """Write the grown state into the folder of the written target.
 
         Args:
             folder: folder of the target.
             law: the law of updates of the target.
-            progress: receives the progress.
             hashes: receives the hashes of the files.
 
         Raises:
             InputError: the state cannot be read, or transformers has no class for the target.
         """
         grown = self.grown(Checkpoint(folder), law)
-        with progress.bytes("optimizer", tensors.total_bytes(grown.tensors)) as advance:
+        with current().bytes("optimizer", tensors.total_bytes(grown.tensors)) as advance:
             self.state.write(grown, folder, partial(write_shards, advance=advance, hashes=hashes))
         return self.result(grown)
 

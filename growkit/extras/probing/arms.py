@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError, PlaceError, foreign
-from growkit.base.progress import Advance, Progress
+from growkit.base.progress import Advance, current
 from growkit.base.tensors import total_parameters
 from growkit.engine.prompts import check_ids, documents, ids_of, load_tokenizer, read_text
 from growkit.engine.transformers_class import load_model, longest_context
@@ -167,7 +167,7 @@ class Bench:
         self._count(arm)
         return arm
 
-    def grown(self, candidate: Candidate, progress: Progress) -> Arm:
+    def grown(self, candidate: Candidate) -> Arm:
         """Make the arm of a candidate; grow and prove it unless the journal records this.
 
         Raises:
@@ -176,7 +176,7 @@ class Bench:
         arm, folder = new_arm(candidate.name, candidate), self.work.folder / candidate.folder
         line = self.work.find(grown=arm.key)
         if line is None:
-            self._grow(arm, candidate.recipe, folder, progress)
+            self._grow(arm, candidate.recipe, folder)
             self.work.note({"grown": arm.key, **{name: arm.entry[name] for name in NOTED}})
         else:
             arm.entry |= {name: line[name] for name in NOTED}
@@ -188,11 +188,11 @@ class Bench:
         arm.stored = folder if arm.entry.outcome == "ranked" else None
         return arm
 
-    def _grow(self, arm: Arm, recipe: Recipe, folder: Path, progress: Progress) -> None:
+    def _grow(self, arm: Arm, recipe: Recipe, folder: Path) -> None:
         arm.stored = folder
         recipe = replace(recipe, output=str(folder), optimizer=None)  # the source has no state
         try:
-            result = run(recipe, overwrite=True, progress=progress)
+            result = run(recipe, overwrite=True, progress=current())
             arm.entry.promise, arm.entry.parameters = result.promise, result.parameters
             if result.kept is False:
                 assert result.verification

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from growkit.base.errors import InputError
 from growkit.base.lazy import usual_torch
 from growkit.base.names import name_of
-from growkit.base.progress import Progress, Silent, steps
+from growkit.base.progress import Progress, Silent, shown, steps
 from growkit.base.units import size
 from growkit.engine.prompts import check_tokenizer, read_text
 from growkit.extras.probing.json_lines import hash_of, workplace
@@ -96,8 +96,9 @@ def probe(
         working.begin(_plan(model, data, chosen, settings, device_name(device)))
         bench = Bench(working, data, settings, device)
         arms = [bench.source(name_of(resolved.name), model)]
-        arms += [bench.grown(candidate, progress) for candidate in chosen]
-        _train(bench, arms, settings, progress)
+        with shown(progress):
+            arms += [bench.grown(candidate) for candidate in chosen]
+            _train(bench, arms, settings)
         inputs.check_unchanged([*model.model_files.values()])
     concluded = conclude(arms, settings)
     concluded["warnings"][:0] = _warnings(resolved, model, data, settings, chosen)
@@ -119,7 +120,7 @@ def probe(
     )
 
 
-def _train(bench: Bench, arms: Sequence[Arm], settings: ProbeSettings, progress: Progress) -> None:
+def _train(bench: Bench, arms: Sequence[Arm], settings: ProbeSettings) -> None:
     """Train all candidates that can be trained, and the source."""
     able = [arm for arm in arms if arm.stored is not None]
     if len(able) == 1:
@@ -127,7 +128,7 @@ def _train(bench: Bench, arms: Sequence[Arm], settings: ProbeSettings, progress:
         raise InputError(f"no candidate is left to be trained: {why}")
     runs = settings.steps * settings.seeds * len(settings.lr)
     flops = runs * sum(arm.step_flops for arm in able)
-    with steps(progress, "training", flops) as advance:
+    with steps("training", flops) as advance:
         bench.train(able, advance)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from growkit.base.errors import InputError
-from growkit.base.progress import current, steps
+from growkit.base.progress import steps
 from growkit.engine.calls import Call, CallError, Spool
 from growkit.engine.class_weights import class_weights
 from growkit.engine.device import CPU
@@ -278,7 +278,7 @@ class Engine:
             for ids in self.file.ids
         ]
         title = f"computing logits of {self.file.program} again, in {len(calls)} passes"
-        with steps(current(), title, len(model.layers) + 1) as advance:
+        with steps(title, len(model.layers) + 1) as advance:
             for number, stage in enumerate(model.stages(calls)):
                 if look and number in self._exact:
                     look(number, stage)
