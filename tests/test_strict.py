@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
-from growkit.engine import layered_model
+from growkit.engine import layerwise
 from growkit.engine.device import CPU, choose_device, reproducible, settings
 from growkit.engine.forward import Forward
 from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, strict_float64
@@ -164,7 +164,7 @@ def test_mkl_chooses_its_kernels_before_threads_share_a_call(
 ) -> None:
     """Each function is first called with a single element."""
     if not chosen:
-        monkeypatch.setattr(layered_model, "choose_kernels", lambda: None)
+        monkeypatch.setattr(layerwise, "choose_kernels", lambda: None)
     choose_kernels.cache_clear()
     first: dict[tuple[str, torch.dtype], int] = {}
 

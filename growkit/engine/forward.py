@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,9 @@ from growkit.engine.calls import (
     batches,
     nan_like,
 )
-from growkit.engine.layered_model import LayeredModel
+
+if TYPE_CHECKING:
+    from growkit.engine.layerwise import Layerwise
 
 
 class _ArrivedError(Exception):
@@ -49,7 +51,7 @@ class Forward:
             receive, to a layer that does not return its input.
     """
 
-    def __init__(self, model: LayeredModel) -> None:
+    def __init__(self, model: Layerwise) -> None:
         self._model = model
         self._recorded: list[RecordedCall] = []
         self.batches: dict[int, tuple[int, list[Arguments]]] = {}
@@ -59,7 +61,7 @@ class Forward:
         self.altering: list[int] = []
         self._waiting: list[int] = []  # layers that may be altering
 
-    def begin(self, calls: Sequence[Call]) -> list[Tensor]:
+    def record_calls(self, calls: Sequence[Call]) -> list[Tensor]:
         """Run every call up to the first layer, and record the arguments of the layers.
 
         Returns:
@@ -97,7 +99,9 @@ class Forward:
             self._record_batches(calls)
         return states
 
-    def through(self, index: int, before: list[Tensor]) -> tuple[list[Tensor], list[Extras]]:
+    def run_layer_in_all_calls(
+        self, index: int, before: list[Tensor]
+    ) -> tuple[list[Tensor], list[Extras]]:
         """Run a layer in all calls.
 
         Args:
@@ -115,10 +119,8 @@ class Forward:
             while before:
                 call = len(states)
                 if call not in self.batches:
-                    state_before, handed = (
-                        before.pop(0),
-                        self._handed(index, call, self._extras[call]),
-                    )
+                    state_before = before.pop(0)
+                    handed = self._handed(index, call, self._extras[call])
                     state, more = self.run_layer(index, call, state_before)
                     idle = idle and is_identity(state_before, state)
                     hands = self._handed(index, call, more)
@@ -153,7 +155,7 @@ class Forward:
                 handed |= {(id(container), key): value for key, value in container.items()}
         return handed
 
-    def leave(self, index: int, extras: list[Extras]) -> None:
+    def finish_layer(self, index: int, extras: list[Extras]) -> None:
         """Finish a layer, which does not run again: keep its extras, and shrink its caches."""
         self._extras = extras
         for cache in self.caches:

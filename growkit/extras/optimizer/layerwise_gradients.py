@@ -58,13 +58,13 @@ class _Backward(Forward):
 
     def __init__(self, model: Layerwise, look: Look) -> None:
         super().__init__(model)
-        self._layerwise, self._look = model, look
+        self._look = look
         self._states = Spool()  # the inputs of every layer and of the head, each [tokens, hidden]
         self._extras_before: list[Extras] = []  # the extras of the layer before
 
     def run(self, ids: Tensor) -> list[str]:
         """See ``layerwise_gradients``."""
-        model, look = self._layerwise, self._look
+        model, look = self._model, self._look
         for stage in model.stages([Call(ids)]):
             self._states.append(stage.after[0])
             self._extras_before.append(stage.extras[0])
@@ -80,7 +80,7 @@ class _Backward(Forward):
             _taking_gradients(model.outside(), self._look_at_stored),
             torch.enable_grad(),
         ):
-            (first,) = self.begin([Call(ids)])
+            (first,) = self.record_calls([Call(ids)])
             computed = self._cut_arguments()
             passed_on = self._fill_containers()
             for index in reversed(range(len(model.layers))):
