@@ -10,6 +10,8 @@ from growkit.base.lazy import registered
 from growkit.results.proof_result import Section
 
 if TYPE_CHECKING:
+    from growkit.base.settings import Settings
+    from growkit.model.model import Model
     from growkit.proof.logits import Function
     from growkit.proof.pair import Pair
 
@@ -20,6 +22,8 @@ class Check:
 
     Attributes:
         run: compares a pair, given what both models compute; None if there is nothing to compare.
+        preflight: refuses, before anything is written, settings with which it could not run on a
+            planned target.
         prepare: refuses before any long work what could not be compared; may return another pair to
             compare in its place.
         if_kept: whether it runs only if nothing failed before it.
@@ -30,6 +34,7 @@ class Check:
     prepare: Callable[[Pair], Pair | None] | None = None
     if_kept: bool = False
     section: str = ""
+    preflight: Callable[[Settings, Model], None] | None = None
 
 
 def checks() -> Mapping[str, Check]:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 
 from growkit.base.errors import InputError
-from growkit.base.lazy import torch
 from growkit.base.settings import Settings, no_device
-from growkit.base.tensors import TensorInfo, total_parameters
-from growkit.base.units import size
 from growkit.engine.prompts import check_tokenizer, make_prompts, read_text
 from growkit.engine.transformers_class import check_accepted
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.model import Model
-
-BYTES = 32
-"""Memory of a training per parameter: weight, gradient and two moments."""
+from growkit.proof.check import checks
 
 
 def check_settings(settings: Settings, source: Checkpoint, *, adapter: bool = False) -> None:
@@ -55,36 +49,20 @@ def preflight(settings: Settings, source: Checkpoint, grown: Model) -> None:
 
     Raises:
         InputError: the device, the text, the tokenizer or one of the configs cannot be used, or
-            there is no room to train.
+            a check refuses.
     """
     from growkit.engine.device import choose_device
     from growkit.engine.loader import loading
 
-    check_room(settings, grown.tensors, choose_device(settings.device))
+    choose_device(settings.device)
+    for check in checks().values():
+        if check.preflight:
+            check.preflight(settings, grown)
     make_prompts(settings, source.folder, source.config)
     loading(source)
     file = source.folder / "config.json"
     check_accepted(source.config, f"{file}")
     check_accepted(grown.config, f"the grown model's config, made from {file}")
-
-
-def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: torch.device) -> None:
-    """Refuse a training that does not fit into memory.
-
-    Raises:
-        InputError: it does not fit; the message has the memory that it needs.
-    """
-    if settings.steps is None:
-        return
-    from growkit.engine.device import memory_of
-
-    needed = BYTES * total_parameters(tensors)
-    memory = memory_of(device)
-    if needed > memory:
-        raise InputError(
-            f"training in float64 would take {size(needed)} of {size(memory)} of memory; "
-            "leave out --steps, or prove a smaller model that was grown in the same way"
-        )
 
 
 def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:

@@ -5,8 +5,6 @@ settings, the target with the factors of its plan. They begin with the states of
 the target was grown with one, otherwise with the source's moments after a first batch, which are
 grown for the target. The limit is the effect of rounding on the source's own training: the source
 is trained once more, with noise on its weights before every step.
-
-Training needs memory for weights, gradients and two moments, 32 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -25,7 +23,9 @@ from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.limits import rounded_sum, training_limit, within
 from growkit.base.settings import Settings
-from growkit.base.tensors import Weights, parts
+from growkit.base.tensors import Weights, parts, total_parameters
+from growkit.base.units import size
+from growkit.engine.device import choose_device, memory_of
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
@@ -34,6 +34,7 @@ from growkit.extras.optimizer.grow_state import MOMENTS, GrownState, Optimizer, 
 from growkit.extras.optimizer.param_groups import Parameters, ParamGroup, class_updates
 from growkit.extras.optimizer.state import ADAMW, MUON, STEP, State, open_state, written_in
 from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.model import Model
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
 from growkit.planning.transforms import AT_RANDOM
@@ -42,7 +43,6 @@ from growkit.proof.check import Check
 from growkit.proof.fingerprint import widest
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
-from growkit.proof.preflight import check_room
 from growkit.results.proof_result import AGAIN, Finding, TrainingSection, counted
 
 RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
@@ -56,6 +56,9 @@ WINDOWS, LENGTH = 2, 64
 
 FAULT = 2.0
 """Factor of a learning rate in the negative control."""
+
+BYTES_PER_PARAMETER = 32
+"""Memory of a training: a weight, its gradient and two moments in float64."""
 
 Updates = Mapping[str, Update]
 
@@ -210,8 +213,25 @@ def refuse_training(pair: Pair) -> None:
             f"to train {pair.after.folder} alongside its source, its origin must be known, but "
             f"{pair.origin.unknown}; leave out --steps"
         )
-    check_room(pair.settings, pair.after.tensors, pair.device)
+    refuse_without_room(pair.settings, pair.after)
     state_paths(pair.before, pair.after, pair.recipe, pair.optimizer)
+
+
+def refuse_without_room(settings: Settings, target: Model) -> None:
+    """Refuse a training that does not fit into memory.
+
+    Raises:
+        InputError: it does not fit; the message has the memory that it needs.
+    """
+    if settings.steps is None:
+        return
+    needed = BYTES_PER_PARAMETER * total_parameters(target.tensors)
+    memory = memory_of(choose_device(settings.device))
+    if needed > memory:
+        raise InputError(
+            f"training in float64 would take {size(needed)} of {size(memory)} of memory; "
+            "leave out --steps, or prove a smaller model that was grown in the same way"
+        )
 
 
 def check_training(pair: Pair, function: Function) -> TrainingSection | None:
@@ -223,7 +243,13 @@ def check_training(pair: Pair, function: Function) -> TrainingSection | None:
     return prove_training(pair.before, pair.after, pair.lineage, pair.settings, device, places)
 
 
-CHECK = Check(check_training, refuse_training, if_kept=True, section="training")
+CHECK = Check(
+    check_training,
+    refuse_training,
+    if_kept=True,
+    section="training",
+    preflight=refuse_without_room,
+)
 
 
 def prove_training(
