@@ -310,12 +310,14 @@ def quick_proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @contextmanager
-def edit_weights(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors of a folder, to be changed in place."""
-    file = folder / "model.safetensors"
-    found = load_file(file)
+def edit_weights(
+    folder: Path, name: str = "model.safetensors"
+) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of a file, to be changed in place."""
+    found = load_file(folder / name)
     yield found
-    save_file({name: each.contiguous() for name, each in found.items()}, file, {"format": "pt"})
+    contiguous = {tensor: each.contiguous() for tensor, each in found.items()}
+    save_file(contiguous, folder / name, {"format": "pt"})
 
 
 @contextmanager

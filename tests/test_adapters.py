@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -17,9 +17,19 @@ from transformers.pytorch_utils import Conv1D
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
+from growkit.extras.adapters.checks.adapter import AdaptedWeights
 from growkit.training import param_groups
 from tests.architectures import config_of
-from tests.conftest import cli, edit_json, listed, load_strict, save_model, save_random, seeded
+from tests.conftest import (
+    cli,
+    edit_json,
+    edit_weights,
+    listed,
+    load_strict,
+    save_model,
+    save_random,
+    seeded,
+)
 from tests.families import FAMILIES, SIZES, Case, save
 from tests.fuzz.odd import change, odd_safetensors
 from tests.quantised import quantise
@@ -33,6 +43,7 @@ pytestmark = [
 ]
 
 TOKENS = 12
+ADAPTER = "adapter_model.safetensors"
 PROOF = growkit.Settings(prompts=1, length=TOKENS)
 ALL = {"target_modules": "all-linear"}
 FEW = {"target_modules": ["q_proj", "o_proj", "down_proj"]}
@@ -122,14 +133,12 @@ def test_adapter_of_single_experts(tmp_path: Path) -> None:
     save_adapter(source, adapter, target_modules=["q_proj"])
     with edit_json(adapter / "adapter_config.json") as config:
         config["target_modules"] = ["q_proj", "w1", "w2", "w3"]
-    file = adapter / "adapter_model.safetensors"
-    tensors = load_file(file)
-    for name, weight in load_file(source / "model.safetensors").items():
-        if ".experts." in name:
-            stem, (rows, columns) = f"base_model.model.{name.removesuffix('.weight')}", weight.shape
-            tensors[f"{stem}.lora_A.weight"] = torch.randn(3, columns)
-            tensors[f"{stem}.lora_B.weight"] = torch.randn(rows, 3)
-    save_file(tensors, file, {"format": "pt"})
+    with edit_weights(adapter, ADAPTER) as tensors:
+        for name, weight in load_file(source / "model.safetensors").items():
+            if ".experts." in name:
+                stem = f"base_model.model.{name.removesuffix('.weight')}"
+                tensors[f"{stem}.lora_A.weight"] = torch.randn(3, weight.shape[1])
+                tensors[f"{stem}.lora_B.weight"] = torch.randn(weight.shape[0], 3)
     result = growkit.grow(source, tmp_path / "out", hidden="x2", adapter=adapter, verify=PROOF)
     assert result.kept
     out = tmp_path / "out"
@@ -140,9 +149,8 @@ def test_adapter_of_single_experts(tmp_path: Path) -> None:
 def test_adapter_in_float8(tmp_path: Path) -> None:
     source = save_kind(tmp_path / "source", "llama")
     adapter = save_adapter(source, tmp_path / "adapter", use_dora=True, **FEW)
-    file = adapter / "adapter_model.safetensors"
-    narrow = {name: each.to(torch.float8_e4m3fn) for name, each in load_file(file).items()}
-    save_file(narrow, file, {"format": "pt"})
+    with edit_weights(adapter, ADAPTER) as tensors:
+        tensors |= {name: each.to(torch.float8_e4m3fn) for name, each in tensors.items()}
     assert grown_error(source, adapter, tmp_path / "out", hidden="x2") < 1e-12
 
 
@@ -256,47 +264,34 @@ def test_proof_looks_at_the_adapter(grown: Path) -> None:
 def test_one_wrong_element_is_found(
     kind: str, place: tuple[int, ...], grown: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(grown / "out", out)
-    file = out / "adapter" / "adapter_model.safetensors"
-    tensors = load_file(file)
-    name = next(name for name in tensors if name.endswith(kind))
-    tensors[name][place] *= 1 + 2e-6
-    save_file(tensors, file, {"format": "pt"})
+    out = shutil.copytree(grown / "out", tmp_path / "out")
+    with edit_weights(out / "adapter", ADAPTER) as tensors:
+        name = next(name for name in tensors if name.endswith(kind))
+        tensors[name][place] *= 1 + 2e-6
     result = verify(grown, out)
     assert not result.kept
     assert result.verdict.startswith(("not preserved", "preserved, but not with its adapter"))
-    assert f"adapter/{file.name}" in result.reason or name in result.reason
-    (out / "growkit.json").write_text(  # nobody knows its hash any more
-        json.dumps({**json.loads((out / "growkit.json").read_text()), "files": {}})
-    )
-    again = verify(grown, out)
-    assert again.kept is False
+    assert f"adapter/{ADAPTER}" in result.reason or name in result.reason
+    with edit_json(out / "growkit.json") as manifest:
+        manifest["files"] = {}  # nobody knows its hash any more
+    assert not verify(grown, out).kept
 
 
 def test_fault_in_the_function_is_found(grown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the weights cannot tell: the models are run, each with its own adapter."""
-    from growkit.extras.adapters.checks import adapter
-    from growkit.proof.weights import Recovered
+    """What tensors cannot tell: one is spoiled for the models that are run with their adapters."""
+    read = AdaptedWeights.read
 
-    monkeypatch.setattr(adapter, "compare_weights", lambda *_: Recovered())
-    with monkeypatch.context() as faulty:
-        read = adapter.AdaptedWeights.read
+    def spoiled(self: Any, name: str, *where: slice | None) -> Tensor:
+        found = read(self, name, *where)
+        wrong = name == "model.layers.1.mlp.up_proj.lora_B.default.weight" and len(found) > 24
+        return found * (1 + 1e-6) if wrong else found
 
-        def spoiled(self: Any, name: str, *where: slice | None) -> Tensor:
-            found = read(self, name, *where)
-            wrong = name == "model.layers.1.mlp.up_proj.lora_B.default.weight" and len(found) > 24
-            return found * (1 + 1e-6) if wrong else found
-
-        faulty.setattr(adapter.AdaptedWeights, "read", spoiled)
-        result = verify(grown, grown / "out")
-    assert result.verdict == "preserved, but not with its adapter"
-    assert verify(grown, grown / "out").kept
+    monkeypatch.setattr(AdaptedWeights, "read", spoiled)
+    assert verify(grown, grown / "out").verdict == "preserved, but not with its adapter"
 
 
 def test_other_settings_are_found(grown: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(grown / "out", out)
+    out = shutil.copytree(grown / "out", tmp_path / "out")
     with edit_json(out / "adapter" / "adapter_config.json") as config:
         config["lora_alpha"] = 9
     with edit_json(out / "growkit.json") as manifest:
@@ -387,19 +382,17 @@ def test_what_does_not_grow_is_named(case: str, tmp_path: Path) -> None:
 def test_bad_adapters_are_refused(what: str, tmp_path: Path) -> None:
     source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
     adapter = save_adapter(source, tmp_path / "adapter", **FEW)
-    file = adapter / "adapter_model.safetensors"
-    tensors = load_file(file)
-    first = min(tensors)
-    if what == "of another model":
-        tensors[first] = tensors[first][:, :-1].contiguous()
-    elif what == "with NaN":
-        tensors[first][0, 0] = torch.nan
-    elif what == "of no module":
-        tensors[first.replace("layers.0", "layers.7")] = tensors.pop(first)
-    else:
-        del tensors[first]
-    save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(InputError, match=str(file)):
+    with edit_weights(adapter, ADAPTER) as tensors:
+        first = min(tensors)
+        if what == "of another model":
+            tensors[first] = tensors[first][:, :-1]
+        elif what == "with NaN":
+            tensors[first][0, 0] = torch.nan
+        elif what == "of no module":
+            tensors[first.replace("layers.0", "layers.7")] = tensors.pop(first)
+        else:
+            del tensors[first]
+    with pytest.raises(InputError, match=str(adapter / ADAPTER)):
         growkit.grow(source, out, hidden="x2", adapter=adapter, verify=False)
     assert not out.exists()
 

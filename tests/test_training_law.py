@@ -22,14 +22,12 @@ from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.engine.recipe_planning import plan_recipe
-from growkit.extras.optimizer.checks import trained_alike as proof
 from growkit.extras.optimizer.checks.trained_alike import (
     StatePaths,
     compare_states,
     prove_training,
     state_paths,
 )
-from growkit.extras.optimizer.param_groups import class_updates
 from growkit.extras.optimizer.state import written_in
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import read_record
@@ -168,48 +166,6 @@ def test_one_eps_is_the_nearest_to_those_of_all_rows() -> None:
         assert np.abs(update.eps * rows - 1).max() <= changes.min()
 
 
-@dataclass(frozen=True, eq=False)
-class OtherDecay(Update):
-    """Weight decay twice as large as it should be; the rate is right."""
-
-    @property
-    def decay(self) -> float:
-        return 2 * super().decay
-
-
-@dataclass(frozen=True, eq=False)
-class OtherRate(Update):
-    """A rate twice as large as it should be; the factor of weight decay is right."""
-
-    @property
-    def rate(self) -> float:
-        return 2 * super().rate
-
-    @property
-    def decay(self) -> float:
-        return 2 / self.rate
-
-
-FAULTS = {
-    "rate": lambda update: OtherRate(**vars(update)),
-    "decay": lambda update: OtherDecay(**vars(update)),
-    "eps": lambda update: replace(update, n_out=update.n_out * 2),
-}
-
-
-def spoiled(updates: dict[str, Update]) -> Iterator[tuple[str, dict[str, Update]]]:
-    """Every factor of every group of tensors, set wrong by itself."""
-    kinds: dict[tuple[object, ...], list[str]] = {}
-    for name, each in updates.items():
-        if not each.new:
-            key = (each.rate, *each.gradient.flat)
-            kinds.setdefault(key, []).append(name)
-    for names in kinds.values():
-        for what, fault in FAULTS.items():
-            made = {name: fault(updates[name]) for name in names}
-            yield f"{what} of {names[0]}", updates | made
-
-
 Make = Callable[..., Path]
 QUICK: dict[str, Any] = {"prompts": 1, "length": 12}
 
@@ -240,24 +196,15 @@ def test_a_wrong_factor_or_moment_shows(wrong: str, grouped: Pair) -> None:
     assert max(grouped.apart(wrong)) > 1e-9
 
 
-def test_a_proof_with_training(grouped: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_with_training(grouped: Pair) -> None:
     arguments = [str(grouped.source), str(grouped.target), "--steps", "2", "--json"]
-    arguments += ["--prompts", "1", "--length", "12"]
-    found = cli("verify", *arguments)
+    found = cli("verify", *arguments, "--prompts", "1", "--length", "12")
     assert found.exit_code == 0
     trained = json.loads(found.stdout)["sections"]["training"]
     assert trained["findings"][0]["kept"]
     assert trained["control_caught"]
     assert trained["relative"] < trained["tolerance"] < 1e-11
     assert len(trained["losses_target"]) == 3
-    updates = class_updates(Checkpoint(grouped.target), law_of(grouped.lineage).updates)
-    faults = dict(spoiled(updates))
-    assert len(faults) > 8
-    for name in seeded(1).sample(sorted(faults), 2):
-        monkeypatch.setattr(proof, "class_updates", lambda *_, name=name: faults[name])
-        found = cli("verify", *arguments)
-        assert found.exit_code == 1, name
-        assert "does not learn what its source does" in json.loads(found.stdout)["reason"]
 
 
 def test_random_splits_part_and_are_kept(make: Make, tmp_path: Path) -> None:

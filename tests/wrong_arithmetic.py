@@ -124,26 +124,6 @@ def before_the_copy(every: int) -> Arithmetic:
     return Sometimes(every, COPIES, half)
 
 
-def stale(every: int) -> Arithmetic:
-    """A buffer still holds the last result of this shape."""
-    last: dict[Any, Tensor] = {}
-
-    def instead(values: Tensor) -> Tensor:
-        held = last.get((values.shape, values.dtype), values)
-        last[values.shape, values.dtype] = values.clone()
-        return held
-
-    sometimes = Sometimes(every, PRODUCTS, instead)
-
-    def compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        found = sometimes(func, args, kwargs)
-        if name_of(func) in PRODUCTS:
-            last.setdefault((found.shape, found.dtype), found.clone())
-        return found
-
-    return compute
-
-
 def wrong_kernel(rows: int) -> Arithmetic:
     """Products of so many rows lose the last term."""
 
@@ -203,11 +183,6 @@ def longer_sums(names: Sequence[str]) -> Arithmetic:
         return torch.from_numpy(np.matmul(*long).astype(np.float64))
 
     return products(change, names)
-
-
-def as_two_floats(values: Tensor) -> Tensor:
-    high = values.float().double()
-    return high + (values - high).float().double()
 
 
 def other_layouts(turned: Sequence[bool]) -> Arithmetic:
@@ -306,7 +281,6 @@ KINDS: dict[str, tuple[Sequence[Any], Callable[[Any], Arithmetic]]] = {
         lambda n: changed(set(), lambda x: shortened(x, n), F64, of="output"),
     ),
     "buffers before their copy": ([1, 10, 100], before_the_copy),
-    "stale buffers": ([3, 30, 300], stale),
     "a wrong kernel": ([10, 24, 48], wrong_kernel),
     "lost terms": ([0.01, 0.1, 0.5], lost_terms),
     "noise": ([1e-13, 1e-9, 1e-4], noisy),
@@ -315,10 +289,6 @@ KINDS: dict[str, tuple[Sequence[Any], Callable[[Any], Arithmetic]]] = {
     "rough functions": ([1e-12, 1e-9, 1e-5], rough),
     "flushed numbers": ([2.0**-1022, 1e-100, 1e-30], flushed),
     "longer sums": ([["aten::mm"], ["aten::bmm"], ["aten::mm", "aten::bmm"]], longer_sums),
-    "two float32": (
-        [PRODUCTS, PRODUCTS | SUMS, PRODUCTS | FUNCTIONS],
-        lambda names: changed(names, as_two_floats, F64, of="inputs"),
-    ),
     "other layouts": ([[False], [True], [False, True]], other_layouts),
     "short turns": ([10.0, 1e3, 1e5], short_turns),
     "part of the largest": ([100, 600, 1200], part_of_the_largest),
