@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
@@ -491,23 +490,3 @@ def a_width_that_the_class_rounds(tmp_path: Path) -> None:
 )
 def test_single_classes(check: Callable[[Path], None], tmp_path: Path) -> None:
     check(tmp_path)
-
-
-def test_a_class_says_which_tensors_hold_whole_numbers(tmp_path: Path) -> None:
-    """DeepSeek-V4's table of experts does, and stays as it is; weights do not."""
-    of_experts, source = save("deepseek_v4", tmp_path / "v4"), save("apertus", tmp_path / "source")
-    out = tmp_path / "out"
-    growkit.grow(of_experts, out, hidden="x2", verify=False)
-    before, after = (load_file(each / "model.safetensors") for each in (of_experts, out))
-    (table,) = (name for name in before if name.endswith("tid2eid"))
-    assert after[table].dtype == torch.int64
-    assert after[table].equal(before[table])
-    for folder, name, dtype in (
-        (of_experts, table, torch.float32),
-        (source, "o_proj", torch.int64),
-    ):
-        with edit_weights(folder) as weights:
-            wrong = next(each for each in weights if name in each)
-            weights[wrong] = weights[wrong].to(dtype)
-        with pytest.raises(growkit.InputError, match=f"{wrong} .* has dtype"):
-            growkit.grow(folder, tmp_path / "other", hidden="x2", verify=False)

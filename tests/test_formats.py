@@ -355,6 +355,13 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path, damage: str) 
     assert "wrong.gguf" in message
 
 
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_two_versions_of_gguf_are_read(tmp_path: Path, version: int) -> None:
+    content = (FILES / "llama.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(content[:4] + struct.pack("<I", version) + content[8:])
+    assert cli("inspect", tmp_path / "m.gguf").exit_code == (0 if version in (2, 3) else 2)
+
+
 GATE = "block_sparse_moe.switch_mlp.gate_proj"
 
 

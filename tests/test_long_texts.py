@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import growkit
 from tests.architectures import save
-from tests.conftest import distance, edit_weights, listed, load_strict, logits_of
+from tests.conftest import (
+    distance,
+    edit_weights,
+    listed,
+    load_strict,
+    logits_of,
+    same_bits,
+)
 
 FEW = growkit.Settings(prompts=1, length=24)
 TOP_K = {"index_topk": 64, "max_position_embeddings": 128}
@@ -66,16 +74,29 @@ def test_weights_of_long_texts_are_compared(
 
 
 def test_prompts_reach_blocks_of_a_fixed_size(tmp_path: Path) -> None:
-    """DeepSeek-V4 compresses 64 tokens with as many rows of weights, so that no fewer will do."""
-    kinds = {"layer_types": 2 * ["heavily_compressed_attention"], "mlp_layer_types": 2 * ["moe"]}
+    """DeepSeek-V4 compresses 64 tokens with as many rows of weights, so that no fewer will do.
+
+    Its class says that a table of experts holds whole numbers, so it stays; weights do not.
+    """
+    kinds = {"layer_types": 2 * ["heavily_compressed_attention"]}
+    kinds["mlp_layer_types"] = ["hash_moe", "moe"]
     source, out = save("deepseek_v4", tmp_path / "source", **kinds), tmp_path / "out"
+    rows, table = "model.layers.1.attn.compressor.ape", "model.layers.0.ffn.gate.tid2eid"
     result = growkit.grow(source, out, hidden="x2", verify=FEW)["verification"]
     assert result["kept"]
     assert "no logit" not in result["reason"]
+    before, after = (load_file(each / "model.safetensors") for each in (source, out))
+    assert same_bits(before[table], after[table])
     (out / "growkit.json").unlink()
     with edit_weights(out) as weights:
-        weights["model.layers.1.attn.compressor.ape"].mul_(1.1)
+        weights[rows].mul_(1.1)
     assert not growkit.verify(source, out, FEW)["kept"]
+    for name, dtype in ((table, torch.float32), (rows, torch.int64)):
+        wrong = shutil.copytree(source, tmp_path / name)
+        with edit_weights(wrong) as weights:
+            weights[name] = weights[name].to(dtype)
+        with pytest.raises(growkit.InputError, match=f"{name} .* has dtype"):
+            growkit.grow(wrong, tmp_path / "other", hidden="x2", verify=False)
 
 
 def test_weights_without_effect_are_named(tmp_path: Path) -> None:

@@ -201,7 +201,9 @@ def test_a_manifest_of_any_form_has_a_page(form: Any) -> None:
         Tags(paged(made))
 
 
-@pytest.mark.parametrize("number", [None, math.nan, math.inf, -math.inf, 1e308, 5e-324, 0.0, -1.0])
+@pytest.mark.parametrize(
+    "number", [None, math.nan, math.inf, -math.inf, 1e308, 5e-324, 0.0, -1.0, 0.25]
+)
 def test_any_number_is_shown(number: float | None) -> None:
     """Every figure of the result replaced by one that is none, or at an end of the floats."""
 
