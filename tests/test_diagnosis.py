@@ -237,6 +237,83 @@ def test_a_mistake_is_named(tmp_path: Path, mistake: str, form: str, seed: int) 
     assert not section.unexplained
 
 
+def with_noise(change: Callable[[State], None]) -> Callable[[State], None]:
+    def both(state: State) -> None:
+        change(state)
+        for name, tensor in state.items():
+            state[name] = tensor + tensor.std() / 100 * torch.randn(tensor.shape)
+
+    return both
+
+
+def in_few_bits(tensor: torch.Tensor) -> torch.Tensor:
+    steps = tensor.abs().amax(1, keepdim=True) / 3
+    return (tensor / steps).round() * steps
+
+
+def without_direction(tensor: torch.Tensor) -> torch.Tensor:
+    direction = torch.nn.functional.normalize(torch.randn(len(tensor)), dim=0)
+    return tensor - direction[:, None] * (direction @ tensor)
+
+
+def cut_off(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.view(torch.int32) & ~0xFFFF).view(torch.float32)
+
+
+def one_row(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor[:5], 0 * tensor[5:6], tensor[6:]])
+
+
+KV = exchanged((QK[1], QK[1].replace("k_", "v_")))
+ALL = of_layers("mlp.down_proj", "mlp.up_proj", "mlp.gate_proj")
+ALL += of_layers(*(f"self_attn.{kind}_proj" for kind in "qkvo"))
+ALL += of_layers("input_layernorm", "post_attention_layernorm")
+NEAR: dict[str, tuple[Callable[[State], None], str]] = {
+    "K and V": (with_noise(KV), "holds self_attn.v_proj.weight of the source, and is about "),
+    "pairs": (with_noise(edited(neighbours, *QK)), "where the class has halves, and is about "),
+    "few bits": (edited(in_few_bits, *OUTPUT), "at most 8 values in a row, as after quant"),
+    "direction": (edited(without_direction, *OUTPUT), "lacks one direction of the source's"),
+    "cut off": (edited(cut_off, *OUTPUT), "is cut off to bfloat16, not rounded"),
+    "a row": (edited(one_row, *OUTPUT), "in 1 row of 16 (first 5), where it is zero"),
+    "columns": (
+        edited(lambda t: t * torch.linspace(0.2, 3, 16) + torch.randn(t.shape) / 1000, *OUTPUT),
+        "has its columns multiplied by factors of up to 3",
+    ),
+    "added": (edited(lambda t: t + 0.3, *OUTPUT), "has 0.3 added"),
+    "another": (edited(torch.randn_like, *OUTPUT), "is unrelated to the source's"),
+    "layers": (
+        exchanged(*((name, name.replace("s.0.", "s.1.")) for name in ALL if "s.0." in name)),
+        "model.layers.0, 1 are the source's 1, 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NEAR)
+def test_what_no_mistake_explains_is_described(tmp_path: Path, case: str) -> None:
+    torch.manual_seed(0)
+    change, told = NEAR[case]
+    source = source_of(tmp_path / "source", "llama", 0)
+    target = shutil.copytree(source, tmp_path / "target")
+    with edit_weights(target) as state:
+        change(state)
+    section = diagnosis_of(source, target)
+    assert section
+    assert told in section.findings[0].sentence
+
+
+def test_layers_that_were_left_out_are_named(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source", "llama", 0, num_hidden_layers=3)
+    target = shutil.copytree(source, tmp_path / "target")
+    with edit_weights(target) as state:
+        for name in [name for name in state if ".layers.2." in name]:
+            state[name.replace("s.2.", "s.1.")] = state.pop(name)
+    edit_config(target, num_hidden_layers=2)
+    section = diagnosis_of(source, target)
+    assert section
+    sentence = "model.layers.1 is the source's 2; the source's model.layers.1 is missing"
+    assert section.findings[0].sentence == sentence
+
+
 def test_a_model_in_another_dtype_is_named_in_one_sentence(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", "llama", 0)
     target = shutil.copytree(source, tmp_path / "target")
@@ -305,7 +382,7 @@ def test_padding_and_layers_that_are_missing_are_named(tmp_path: Path) -> None:
 
 
 def test_a_model_that_computes_the_same_has_no_diagnosis(tmp_path: Path) -> None:
-    """Its units are in another order; and nothing explains a matrix that was trained."""
+    """Its units are in another order; of a matrix that was trained, the distance is told."""
     source = save_model(tmp_path / "source", "llama")
     target = shutil.copytree(source, tmp_path / "target")
     gate, up, down = of_layers("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", layers=(0,))
@@ -320,4 +397,7 @@ def test_a_model_that_computes_the_same_has_no_diagnosis(tmp_path: Path) -> None
     with edit_weights(target) as state:
         state.update(load_file(source / "model.safetensors"))
         state[gate] *= 1 + torch.rand(state[gate].shape) / 8
-    assert diagnosis_of(source, target) is None
+    section = diagnosis_of(source, target)
+    assert section
+    assert (section.explanations, section.unexplained) == ([], [gate])
+    assert "gate_proj.weight of layer 0 is about" in section.findings[0].sentence

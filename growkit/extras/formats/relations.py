@@ -20,6 +20,9 @@ ROWS, LARGEST_RANK, LEAST_PART = 512, 256, 0.8
 """Rows by which a rank is estimated, the largest of an adapter, and the least part of a difference,
 in squares, that has this rank; the rest is rounding."""
 
+GONE = 0.1
+"""Largest part of a direction that rounding leaves of one that was removed."""
+
 BY_HEADS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -49,24 +52,34 @@ def relation(before: Model, after: Model, name: str, sizes: Mapping[str, int]) -
 
 
 def _factor(before: Model, after: Model, name: str, sizes: Mapping[str, int]) -> str:
-    """A factor of all numbers."""
-    factor = None
+    """A factor of all numbers, or a number that was added to all, or both."""
+    return _fit(before, after, name, sizes, False) or _fit(before, after, name, sizes, True)
+
+
+def _fit(before: Model, after: Model, name: str, sizes: Mapping[str, int], added: bool) -> str:
+    factor, more = 0.0, 0.0
     for where in pieces(after, name, sizes.get("head_dim") or 1):
         stored = after.read(name, *where)
         was, now = (widened(tensor).double() for tensor in (before.read(name, *where), stored))
-        if factor is None:
-            factor = float((was * now).sum() / was.square().sum())
         spacing = _spacing(stored)
-        if not within_each((now - factor * was).abs(), 2 * spacing * now.abs()).all():
+        if not factor:
+            one, other = (t - t.mean() * added for t in (was, now))
+            factor = float((one * other).sum() / one.square().sum())
+            factor = 1.0 if abs(factor - 1) <= 2 * spacing else factor
+            more = float((now - factor * was).mean()) * added
+        sizes_of = torch.stack([now.abs(), (factor * was).abs(), torch.full_like(now, abs(more))])
+        limits = 2 * spacing * sizes_of.amax(0)
+        if not within_each((now - factor * was - more).abs(), limits).all():
             return ""
-        if abs(factor - 1) <= 2 * spacing or not factor:
+        if not factor or (factor == 1 and abs(more) <= 2 * spacing * now.abs().mean()):
             return ""
-    assert factor is not None
+    if factor == 1:
+        return f"has {more:.4g} added"
     for key, size in sizes.items():
         for power, text in ((0.5, "√"), (-0.5, "1/√")):
-            if key in ("hidden", "head_dim") and abs(size**power / factor - 1) < 1e-2:
+            if not more and key in ("hidden", "head_dim") and abs(size**power / factor - 1) < 1e-2:
                 return f"is multiplied by {factor:.4g}, {text}{size}"
-    return f"is multiplied by {factor:.4g}"
+    return f"is multiplied by {factor:.4g}" + (f", and has {more:.4g} added" if added else "")
 
 
 def _order(before: Model, after: Model, name: str, dim: int, sizes: Mapping[str, int]) -> str:
@@ -119,6 +132,24 @@ def rank_of_change(before: Model, after: Model, name: str) -> int:
         and 2 * (now != was).sum() > now.numel()
     )
     return len(large) if low and large.sum() > LEAST_PART * squares.sum() else 0
+
+
+def removes_direction(before: Model, after: Model, name: str) -> bool:
+    """Whether a change of rank 1 removes one direction from the outputs, or from the inputs.
+
+    Refusal in language models is mediated by a single direction, arXiv 2406.11717, section 4.1.
+    """
+    rows = slice(0, ROWS)
+    was, now = (widened(model.read(name, rows)).double() for model in (before, after))
+    across = torch.linalg.eigh((now - was).T @ (now - was)).eigenvectors[:, -1]
+    left, right = torch.zeros(2, was.shape[1], dtype=torch.float64), torch.zeros(2)
+    for part in parts(after, name):
+        was, now = (widened(model.read(name, part)).double() for model in (before, after))
+        along = (now - was) @ across
+        left += torch.stack([along @ was, along @ now])
+        right += torch.stack([(was @ across).square().sum(), (now @ across).square().sum()])
+    (one, other), (inputs, others) = left.norm(dim=1), right.sqrt()
+    return bool(other < GONE * one or others < GONE * inputs)
 
 
 def _spacing(tensor: Tensor) -> float:

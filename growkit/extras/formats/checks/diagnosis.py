@@ -19,7 +19,15 @@ from growkit.base.names import listed
 from growkit.base.tensors import TensorInfo, same_numbers, widened
 from growkit.base.torch_internals import stored_dtypes
 from growkit.engine.class_weights import class_weights
-from growkit.extras.formats.relations import SKETCH, pieces, rank_of_change, relation, shape_of
+from growkit.extras.formats.nearness import Nearness, nearest
+from growkit.extras.formats.relations import (
+    SKETCH,
+    pieces,
+    rank_of_change,
+    relation,
+    removes_direction,
+    shape_of,
+)
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.model import Derived, Model
 from growkit.proof.check import Check
@@ -30,8 +38,14 @@ from growkit.results.proof_result import Finding, Section, counted
 NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 """The number of a layer, or of an expert, in the name of a tensor."""
 
+STEPS = re.compile(r"holds the source's layer that is (\d+) (before|after)")
+"""What is said of a tensor that is that of another layer."""
+
 MAX_TOLD = 6
 """Largest number of explanations in a sentence."""
+
+SKETCHED, LIKELY = 1024, 2
+"""Numbers of the first row by which exchanged tensors are looked for, and how many are tried."""
 
 QKV = ("q_proj", "k_proj", "v_proj")
 
@@ -69,7 +83,7 @@ CHECK = Check(diagnose)
 
 
 def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
-    """Explain the tensors that differ in two models; None if no mistake explains any of them.
+    """Explain the tensors that differ in two models, or say how near they are; None if none does.
 
     Of two vocabularies, the tokens that both have are compared. It is also None if other tensors
     have other shapes.
@@ -81,28 +95,39 @@ def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
         return None
     with stored_dtypes():  # strict float64 must not apply
         wrong = [name for name in names if not _same(one, other, name)]
-        explained = _explain(one, other, names, wrong, _sizes(after))
-    rest = _rest(was, now)
-    if not explained and not rest:
+        more = [name for name in now.tensors if name not in was.tensors]
+        explained = _explain(one, other, [*wrong, *more], _sizes(after))
+        unexplained = [name for name in wrong if name not in explained]
+        near = _describe(one, other, unexplained, _sizes(after))
+    moved, told = _moved_layers(explained, was, now)
+    rest = _rest(was, now, told.union(explained))
+    if not wrong and not moved and not rest:
         return None
-    sentences = sentences_on(explained, names)
-    unexplained = [name for name in wrong if name not in explained]
-    alike = len({*explained.values()}) == 1 and len({*map(_component, explained)}) > MAX_TOLD
-    if alike and not unexplained:
-        which = f"each of the {len(wrong)} tensors that differ"
-        sentences = [
-            f"{which if len(wrong) < len(names) else 'every tensor'} {explained[wrong[0]]}"
-        ]
-    clauses = sentences[:MAX_TOLD]
-    if len(sentences) > MAX_TOLD:
-        clauses.append(f"{len(sentences) - MAX_TOLD} more")
-    clauses += rest
-    if unexplained:
-        clauses.append(f"no known mistake explains {listed(unexplained)}")
+    phrases = {name: of for name, of in (explained | near).items() if name not in told}
+    clauses = moved + _clauses(phrases, names) + rest
+    if untold := [name for name in unexplained if name not in near]:
+        clauses.append(f"no known mistake explains {listed(untold)}")
     place = (
         wrong[0] if wrong else min(was.tensors.keys() ^ now.tensors.keys(), default="vocab_size")
     )
-    return _diagnosis("; ".join(clauses), place, sentences, unexplained)
+    return _diagnosis("; ".join(clauses), place, sentences_on(explained, names), unexplained)
+
+
+def _clauses(phrases: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    """What is said of tensors, in few clauses: that of most tensors does not list them."""
+    usual, count = (Counter(phrases.values()).most_common(1) or [("", 0)])[0]
+    usually = [name for name in phrases if phrases[name] == usual]
+    if 2 * count < len(phrases) or len({*map(_component, usually)}) <= MAX_TOLD:
+        usual, count = "", 0
+    rare = {name: phrase for name, phrase in phrases.items() if phrase != usual}
+    clauses = sentences_on(rare, names)
+    if len(clauses) > MAX_TOLD:
+        clauses[MAX_TOLD:] = [f"{len(clauses) - MAX_TOLD} more"]
+    if count == len(names):
+        clauses.append(f"every tensor {usual}")
+    elif count:
+        clauses.append(f"each of the {'other ' * bool(rare)}{count} tensors that differ {usual}")
+    return clauses
 
 
 class Shortened(Derived):
@@ -129,16 +154,57 @@ class Shortened(Derived):
         return super().read(name, *where)
 
 
-def _rest(was: Model, now: Model) -> list[str]:
-    """Sentences on what one of two models has beyond the other."""
+def _rest(was: Model, now: Model, told: set[str]) -> list[str]:
+    """Sentences on what one of two models has beyond the other, but for tensors named already."""
     sizes = [model.config.get("vocab_size") for model in (was, now)]
     rest = [f"the vocabulary has {sizes[1]} tokens in place of {sizes[0]}"] * (sizes[0] != sizes[1])
     lost, more = was.tensors.keys() - now.tensors.keys(), now.tensors.keys() - was.tensors.keys()
-    for names, what in ((lost, "lacks {}"), (more, "has {} more")):
+    for names, what in ((lost - told, "lacks {}"), (more - told, "has {} more")):
         if names:
             number = what.format(counted(len(names), "tensor"))
             rest.append(f"the target {number} ({listed(sorted(names), 2)})")
     return rest
+
+
+def _moved_layers(
+    explained: Mapping[str, str], was: Model, now: Model
+) -> tuple[list[str], set[str]]:
+    """Clauses on layers that are other layers of the source, and the tensors in both.
+
+    Some tensors of a layer may be the same in both.
+    """
+    before, after = _by_layer(was), _by_layer(now)
+    moved: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    told = set[str]()
+    for (stem, number), names in after.items():
+        inside = names & explained.keys()
+        steps = {STEPS.fullmatch(explained[name]) for name in inside}
+        if (
+            2 * len(inside) > len(names)
+            and None not in steps
+            and len({of[0] for of in steps if of}) == 1
+        ):
+            step, word = next(of.groups() for of in steps if of)
+            moved[stem][number] = number + int(step) * (-1 if word == "before" else 1)
+            told |= inside | before[stem, moved[stem][number]]
+    clauses = []
+    for stem, layers in moved.items():
+        here, there = (", ".join(map(str, numbers)) for numbers in (layers, layers.values()))
+        clauses.append(f"{stem}{here} {'are' if len(layers) > 1 else 'is'} the source's {there}")
+        kept = {number for of, number in after if of == stem} - layers.keys()
+        for number in sorted({n for of, n in before if of == stem} - kept - {*layers.values()}):
+            clauses.append(f"the source's {stem}{number} is missing")
+            told |= before[stem, number]
+    return clauses, told
+
+
+def _by_layer(model: Model) -> dict[tuple[str, int], set[str]]:
+    """The names of tensors by the stem and the number of their layer."""
+    layers: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    for name in model.tensors:
+        if place := NUMBER.search(name):
+            layers[name[: place.start()], int(place[0])].add(name)
+    return layers
 
 
 def sentences_on(phrases: Mapping[str, str], names: Collection[str]) -> list[str]:
@@ -232,16 +298,58 @@ def _layers(component: str, names: Sequence[str], every: Collection[str]) -> str
 # Mistakes
 
 
+def _describe(
+    before: Model, after: Model, wrong: Sequence[str], sizes: Mapping[str, int]
+) -> dict[str, str]:
+    """A phrase on each tensor that no mistake explains: how it is related to the source's."""
+    firsts: dict[tuple[int, ...], dict[str, Tensor]] = {}
+    if wrong:
+        for name in before.tensors:
+            if len(shape := shape_of(before, name)) > 1:
+                firsts.setdefault(shape, {})[name] = _first_row(before, name)
+    near = dict[str, Nearness]()
+    for name in wrong:
+        others = _likely(firsts.get(shape_of(after, name), {}), after, name)
+
+        def forms(
+            where: slice, name: str = name, others: Sequence[str] = others
+        ) -> Iterator[tuple[str, Tensor]]:
+            for which, phrase in product((name, *others), ("", *ORDERED)):
+                tensor = _repeated(before, which, (phrase,) if phrase else (), sizes, where)
+                if tensor is not None:
+                    swapped = [] if which == name else [_relation(name, which)]
+                    yield ", and ".join([*swapped, phrase] if phrase else swapped), tensor
+
+        if nearness := nearest(before, after, name, forms, sizes.get("head_dim") or 1):
+            near[name] = nearness
+    largest = dict[str, float]()
+    for phrase, number in near.values():
+        largest[phrase] = max(number, largest.get(phrase, 0.0))
+    return {name: phrase.format(largest[phrase]) for name, (phrase, _) in near.items()}
+
+
+def _first_row(model: Model, name: str) -> Tensor:
+    """The direction of the first numbers of a tensor."""
+    row = widened(model.read(name, slice(0, 1)).flatten()[:SKETCHED]).double()
+    direction: Tensor = row / row.norm().clamp(min=1e-300)
+    return direction
+
+
+def _likely(firsts: Mapping[str, Tensor], after: Model, name: str) -> list[str]:
+    """Other tensors of the source with which one may have been exchanged, by their first rows."""
+    if len(shape_of(after, name)) < 2:
+        return []
+    row = _first_row(after, name)
+    alike = {other: abs(float(first @ row)) for other, first in firsts.items() if other != name}
+    return sorted(alike, key=lambda other: -alike[other])[:LIKELY]
+
+
 def _explain(
-    before: Model,
-    after: Model,
-    names: Sequence[str],
-    wrong: Sequence[str],
-    sizes: Mapping[str, int],
+    before: Model, after: Model, wrong: Sequence[str], sizes: Mapping[str, int]
 ) -> dict[str, str]:
     """The phrase that explains each tensor, for those that a mistake explains."""
     sketches: defaultdict[tuple[float, ...], list[str]] = defaultdict(list)
-    for name in names:
+    for name in before.tensors:
         sketch = _sketch(before, name)
         for values in {sketch, *(_rounded_to(dtype, sketch) for dtype in ROUNDED.values())}:
             sketches[values].append(name)
@@ -268,9 +376,9 @@ def _explain(
                 counts.update(phrases[:1])
                 break
     explained |= dict(_mixed(before, after, wrong, explained, sizes))
-    rest = [name for name in wrong if name not in explained]
+    rest = [name for name in wrong if name in before.tensors and name not in explained]
     explained |= {name: how for name in rest if (how := relation(before, after, name, sizes))}
-    explained |= _with_low_rank(before, after, [name for name in wrong if name not in explained])
+    explained |= _with_low_rank(before, after, [name for name in rest if name not in explained])
     return {name: explained[name] for name in wrong if name in explained}
 
 
@@ -287,15 +395,27 @@ def _repeats(
         return False
     for where in pieces(after, name, sizes.get("head_dim") or 1):
         now = after.read(name, *where)
-        moved = next((PARTS[phrase] for phrase in phrases if phrase in PARTS), None)
-        repeated = moved(before, which, *where) if moved else before.read(which, *where)
-        if repeated is not None and FINER.keys() & {*phrases}:
-            repeated, now = now, repeated  # the source has what the target rounds to
-        for phrase in phrases:
-            repeated = None if repeated is None else RULES[phrase](repeated, sizes)
+        if FINER.keys() & {*phrases}:  # the source has what the target rounds to
+            repeated, now = (
+                _repeated(after, name, phrases, sizes, *where),
+                before.read(which, *where),
+            )
+        else:
+            repeated = _repeated(before, which, phrases, sizes, *where)
         if repeated is None or not same_numbers(repeated.to(now.dtype), now):
             return False
     return True
+
+
+def _repeated(
+    model: Model, name: str, phrases: Sequence[str], sizes: Mapping[str, int], *where: slice
+) -> Tensor | None:
+    """What mistakes make of a tensor, in some rows; None if one does not apply."""
+    moved = next((PARTS[phrase] for phrase in phrases if phrase in PARTS), None)
+    repeated = moved(model, name, *where) if moved else model.read(name, *where)
+    for phrase in phrases:
+        repeated = None if repeated is None else RULES[phrase](repeated, sizes)
+    return repeated
 
 
 def _alternatives(name: str, model: Model) -> list[str]:
@@ -384,6 +504,9 @@ RULES: dict[str, Rule] = {
 }
 """By the phrase that says what is wrong with a tensor."""
 
+ORDERED = (*ROTARY, "is transposed", "has its halves exchanged")
+"""Mistakes that leave every number as it is, and may be seen through noise."""
+
 
 def _columns(model: Model, name: str, *where: slice) -> Tensor | None:
     """The columns of a square matrix that become these rows."""
@@ -415,11 +538,14 @@ def _with_low_rank(before: Model, after: Model, wrong: Sequence[str]) -> dict[st
     """Matrices to which matrices of low rank were added."""
     ranks = {name: rank_of_change(before, after, name) for name in wrong}
     largest = max(ranks.values(), default=0)
-    phrase = (
-        f"is the source's plus a matrix of rank {largest} or less, as after a merged LoRA "
-        "(--adapter FOLDER proves the merge)"
-    )
-    return {name: phrase for name, rank in ranks.items() if rank}
+    added = f"is the source's plus a matrix of rank {largest} or less, as after a merged LoRA "
+    return {
+        name: "lacks one direction of the source's, as after abliteration"
+        if rank == 1 and removes_direction(before, after, name)
+        else f"{added}(--adapter FOLDER proves the merge)"
+        for name, rank in ranks.items()
+        if rank
+    }
 
 
 def _mixed(

@@ -1,0 +1,190 @@
+"""How far a tensor of the target is from the source's, if no mistake explains all of its numbers.
+
+What remains may be in few rows, or everywhere: numbers of few bits, factors that blocks, rows or
+columns have of their own, or a distance such as that of training. Mistakes are seen through it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from growkit.base.limits import SPACING
+from growkit.base.tensors import AT_ONCE, parts, widened
+from growkit.extras.formats.relations import shape_of
+from growkit.model.model import Model
+from growkit.results.proof_result import counted
+
+ALIKE, NEARER, FAR = 0.5, 0.2, 0.7
+"""Least correlation of tensors that are alike, how much larger that of a mistake has to be than
+without it, and the largest distance, in norms of the source's tensor, of one without a mistake."""
+
+FEW, FEW_NUMBERS = 0.5, 0.1
+"""Largest part of the rows of a matrix, and of the numbers of a vector, that are called few."""
+
+ROWS = 256
+"""Rows that are looked at if a tensor differs everywhere."""
+
+BLOCKS = (256, 128, 64, 32, 16)
+"""Lengths of blocks in a row that have a scale of their own, beside whole rows."""
+
+FITS = 0.25
+"""Largest part of a distance that factors of blocks may leave, if they explain it."""
+
+FEWER = 0.6
+"""Largest number of levels of a quantised block, relative to that of the source's."""
+
+Forms = Callable[[slice], Iterable[tuple[str, Tensor]]]
+"""The forms that rows of the source's tensors may have in the target, each with the mistake that
+makes it; the source's tensor itself has none, and is first."""
+
+
+LEAST = 8
+"""Least number of rows and columns that have factors of their own."""
+
+DISTANCE = "about {:.2g} % of its norm away from the source's"
+AWAY = f"is {DISTANCE}, as after training, averaging or quantisation"
+UNRELATED = "is unrelated to the source's, as that of another model, or one that was not loaded"
+
+
+class Nearness(NamedTuple):
+    """How a tensor is related to the source's.
+
+    Attributes:
+        phrase: what is said of it; braces stand for a number.
+        number: the number, of which the largest is told if several tensors have the same phrase.
+    """
+
+    phrase: str
+    number: float = 0.0
+
+
+def nearest(before: Model, after: Model, name: str, forms: Forms, width: int) -> Nearness | None:
+    """Describe a tensor of the target that is neither the source's nor a known mistake's.
+
+    Args:
+        before: the source.
+        after: the target.
+        name: name of the tensor.
+        forms: the forms that the source's tensors may have.
+        width: rows that belong together.
+    """
+    first, scope = _scope(before, after, name)
+    if scope:
+        return Nearness(scope)
+    rows, *others = shape_of(after, name) or (1,)
+    count = min(ROWS, max(1, AT_ONCE // max(1, math.prod(others))))
+    start = first // width * width
+    where = slice(start, min(start + max(count // width, 1) * width, rows))
+    now, mistake, likely = _matrix(after.read(name, where)), "", None
+    for phrase, tensor in forms(where):
+        was = _matrix(tensor)
+        alike = abs(_correlation(was, now))
+        if likely is None or alike > likely[0] + NEARER:
+            mistake, likely = phrase, (alike, was)
+    if likely is None:
+        return None
+    alike, was = likely
+    distance = float((now - was).norm() / was.norm())
+    nearness = _by_rounding(was, now, after.tensors[name].torch_dtype) or _by_factors(was, now)
+    if not nearness and alike < ALIKE and (mistake or not distance <= FAR):
+        return Nearness(UNRELATED)
+    nearness = nearness or _by_levels(was, now) or Nearness(AWAY)
+    nearness = nearness._replace(number=nearness.number or 100 * distance)
+    return nearness._replace(phrase=f"{mistake}, and {nearness.phrase}") if mistake else nearness
+
+
+def _scope(before: Model, after: Model, name: str) -> tuple[int, str]:
+    """The first row that differs, and a phrase if few do, or if the target has only one number."""
+    if shape_of(before, name) != shape_of(after, name) or not shape_of(after, name):
+        return 0, ""
+    differing, extremes, zero = [torch.empty(0, dtype=torch.int64)], set[float](), True
+    for part in parts(after, name):
+        was, now = (widened(model.read(name, part)) for model in (before, after))
+        differ = was != now
+        differing.append(differ.reshape(len(differ), -1).any(1).nonzero()[:, 0] + part.start)
+        zero = zero and not now[differ].any()
+        extremes |= {float(now.min()), float(now.max())}
+    rows, (total, *others) = torch.cat(differing), shape_of(after, name)
+    first = int(rows[0]) if len(rows) else 0
+    if len(extremes) == 1:
+        return first, f"is {extremes.pop():g} everywhere"
+    if not 0 < len(rows) <= (FEW if others else FEW_NUMBERS) * total:
+        return first, ""
+    of = counted(len(rows), "row" if others else "number")
+    end = ", where it is zero" if zero else ""
+    return first, f"differs from the source's in {of} of {total} (first {first}){end}"
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    """A tensor as [rows, columns], in float64; a vector is one row."""
+    return widened(tensor).double().reshape(-1, (tensor.shape or (1,))[-1])
+
+
+def _correlation(was: Tensor, now: Tensor) -> float:
+    """The cosine of two matrices, or the correlation of two vectors; 0 if one is constant."""
+    if len(was) == 1:
+        was, now = (row - row.mean() for row in (was, now))
+    return float((was * now).sum() / (was.norm() * now.norm()).clamp(min=1e-300))
+
+
+def _by_rounding(was: Tensor, now: Tensor, stored: torch.dtype) -> Nearness | None:
+    """Rounding to one of the two neighbours in a dtype, which need not be the nearest one."""
+    dtypes = torch.bfloat16, torch.float16, stored
+    dtype = next(dtype for dtype in dtypes if now.to(dtype).double().equal(now))
+    name = str(dtype).removeprefix("torch.")
+    steps = SPACING[name] * was.abs().log2().floor().exp2()
+    if not ((now - was).abs() <= steps.clamp(min=torch.finfo(dtype).smallest_normal)).all():
+        return None
+    if was.to(dtype).double().equal(was):
+        return Nearness(f"differs from the source's by the last bit of {name} at most")
+    if (now.abs() <= was.abs()).all():
+        return Nearness(f"is cut off to {name}, not rounded")
+    return Nearness(f"is rounded to {name}, but not always to the nearest number")
+
+
+def _by_factors(was: Tensor, now: Tensor) -> Nearness | None:
+    """Factors that a matrix, rows, columns or blocks have of their own."""
+    (rows, columns), distance = was.shape, (now - was).norm()
+    lost = "as if their scales were lost, inverted or those of others"
+    trials: list[tuple[str, int, int]] = [("is multiplied by about {:.4g}", rows, columns)]
+    if rows >= LEAST and columns >= LEAST:
+        trials.append((f"has its rows multiplied by factors of up to {{:.3g}}, {lost}", 1, columns))
+        how = "as if a norm were folded into it or it were smoothed before quantisation"
+        trials.append((f"has its columns multiplied by factors of up to {{:.3g}}, {how}", rows, 1))
+    for size in BLOCKS:
+        if columns % size == 0 and size < columns:
+            what = f"has blocks of {size} numbers in a row"
+            trials.append((f"{what} multiplied by factors of up to {{:.3g}}, {lost}", 1, size))
+    for phrase, tall, wide in trials:
+        one, other = (t.view(rows // tall, tall, columns // wide, wide) for t in (was, now))
+        factors = (one * other).sum((1, 3)) / one.square().sum((1, 3)).clamp(min=1e-300)
+        rest = (other - factors[:, None, :, None] * one).norm()
+        if rest < FITS * min(distance, now.norm()):
+            return Nearness(phrase, float(factors.abs().max()))
+    return None
+
+
+def _by_levels(was: Tensor, now: Tensor) -> Nearness | None:
+    """Numbers of few bits in every block of a row, computed back."""
+    rows, columns = was.shape
+    for bits in (2, 3, 4, 8):
+        for size in (columns, *(size for size in BLOCKS if columns % size == 0)):
+            if rows == 1 or size <= 2**bits:
+                continue
+            levels, others = (_levels(of, size) for of in (now, was))
+            if levels.max() <= 2**bits and levels.mean() <= FEWER * others.mean():
+                of = "a row" if size == columns else f"{size} numbers in a row"
+                what = f"has at most {2**bits} values in {of}, as after quantisation to {bits} bits"
+                return Nearness(f"{what}, and is {DISTANCE}")
+    return None
+
+
+def _levels(matrix: Tensor, size: int) -> Tensor:
+    """The number of different numbers in every block of a row."""
+    ordered = matrix.view(-1, size).sort().values
+    return 1.0 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)
