@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import growkit
 from growkit.cli.catalogue import catalogue, table
 from growkit.model.families.family import families
+from growkit.pipeline import inspection
 from growkit.planning.operation import operations
 from growkit.results.growth_result import Abilities, Answer
 from tests.catalogue import BEGIN, FILE, as_markdown, keeps, outcome, random_model
@@ -83,6 +85,16 @@ def test_inspect_shows_what_can_be_done_next(kind: str, tmp_path: Path) -> None:
     rank = ["--rank", "1"] if name == "shared-diff" else []
     refused = cli("convert", source, tmp_path / "no", "--to", name, *rank, "--dry-run")
     assert refused.exit_code == 2, name
+
+
+def test_very_many_tensors_are_asked_as_fewer(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan takes time in proportion, and what can be done does not depend on the number."""
+    few, many = (make("mixtral", num_local_experts=count) for count in (16, 20))
+    expected = growkit.inspect(few).possible
+    monkeypatch.setattr(inspection, "MAX_TENSORS", 30)
+    assert growkit.inspect(many).possible == expected
 
 
 @pytest.mark.sampled(1)
