@@ -467,3 +467,60 @@ def copy_any(kind: str, seed: int, folder: Path) -> float:
     options = {"experts": f"x{factor}", "symmetry": symmetry, "seed": seed}
     growkit.grow(source, out, method="experts", verify=False, **options)
     return relative_error(source, out)
+
+
+# Llamas and DiffLlamas with all their settings.
+
+STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 1e4}
+ROPES: list[Config | None] = [
+    None,
+    {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4},
+    {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **STRETCHED},
+    {"rope_type": "yarn", **STRETCHED},
+    {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def llama(choose: Random) -> tuple[Config, dict[str, str]]:
+    """A random legal config of this type, and legal sizes to grow it to."""
+    config = softmax(
+        choose,
+        *("attention_bias", "mlp_bias"),
+        head_dim=False,
+        num_hidden_layers=choose.choice([1, 2, 3]),
+        rms_norm_eps=choose.choice([1e-6, 1e-5, 1e-2]),
+        hidden_act=choose.choice(["silu", "gelu", "relu"]),
+        rope_parameters=choose.choice(ROPES),
+    )
+    config["head_dim"] = choose.choice([4, 6, 8])
+    return config, legal_sizes(choose, config)
+
+
+def diffllama(choose: Random) -> tuple[Config, dict[str, str]]:
+    """A random legal config of this type, and legal sizes to grow it to."""
+    kv_pairs = choose.choice([1, 2, 3])
+    config = softmax(
+        choose,
+        "attention_bias",
+        hidden_size=choose.choice([12, 16, 20]),
+        num_hidden_layers=choose.choice([1, 2, 3]),
+        num_attention_heads=2 * kv_pairs * choose.choice([1, 2, 4]),
+        num_key_value_heads=2 * kv_pairs,
+        head_dim=choose.choice([4, 6]),
+        rms_norm_eps=choose.choice([1e-5, 1e-2]),
+        lambda_std_dev=0.3,
+    )
+    return config, legal_sizes(choose, config, in_hidden=False)
+
+
+def legal_sizes(choose: Random, config: Config, in_hidden: bool = True) -> dict[str, str]:
+    """Sizes by which a model of a config can grow; heads divide hidden in some classes."""
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    while True:
+        hidden_x, heads_x, kv_x = (choose.choice([1, 2, 3, 4]) for _ in range(3))
+        sizes = {"hidden": hidden_x, "ffn": choose.choice([1, 2, 3]), "heads": heads_x}
+        sizes["kv_heads"] = kv_x
+        legal = not in_hidden or config["hidden_size"] * hidden_x % (heads * heads_x) == 0
+        if legal and heads // kv_heads * heads_x % kv_x == 0 and max(sizes.values()) > 1:
+            return {name: f"x{factor}" for name, factor in sizes.items()}

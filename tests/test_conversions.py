@@ -21,9 +21,8 @@ from tests.conftest import (
     save_random,
     seeded,
 )
-from tests.families import FAMILIES, SCALES
+from tests.families import FAMILIES, SCALES, llama
 from tests.test_group_diff import draw_source
-from tests.test_llama import draw as draw_llama
 
 LIMIT = 1e-12
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -48,7 +47,7 @@ def diff_source(folder: Path, seed: int, **options: Any) -> Path:
 @pytest.mark.parametrize("to", ["diff-v2", "diff"])
 def test_softmax_becomes_differential(to: str, seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)
-    config, _ = draw_llama(choose)
+    config, _ = llama(choose)
     source = save_model(tmp_path / "source", "llama", seed, choose.choice(DTYPES), **config)
     result = convert(source, tmp_path / "target", to)
     assert result["promise"] == "exact"

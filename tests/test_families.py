@@ -27,10 +27,20 @@ from tests.conftest import (
     listed,
     load_strict,
     relative_error,
+    save_model,
     save_random,
     seeded,
 )
-from tests.families import DENSE, FAMILIES, SPARSE, Case, grow_any, save, with_base_names
+from tests.families import (
+    DENSE,
+    FAMILIES,
+    SPARSE,
+    Case,
+    grow_any,
+    llama,
+    save,
+    with_base_names,
+)
 from tests.test_sizes import KINDS
 
 LENGTH = 40
@@ -168,6 +178,35 @@ QUICK = growkit.Settings(prompts=1, length=16)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_any_growth(kind: str, seed: int, tmp_path: Path) -> None:
     assert grow_any(kind, seed, tmp_path) < 1e-12
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("seed", range(210))
+def test_any_llama(seed: int, tmp_path: Path) -> None:
+    choose = seeded(seed)
+    config, sizes = llama(choose)
+    dtype = choose.choice(DTYPES)
+    shard_size = choose.choice(["5GB", "6KB"])
+    source = save_model(tmp_path / "source", "llama", seed, dtype, shard_size=shard_size, **config)
+    options: dict[str, Any] = {"symmetry": choose.choice(["break", "keep"]), "seed": seed, **sizes}
+    options |= {"snr_db": choose.choice([5.0, 10.0]), "shard_size": choose.choice(["5GB", "9KB"])}
+    growkit.grow(source, tmp_path / "target", verify=None, **options)
+    assert relative_error(source, tmp_path / "target") < 1e-12
+
+
+def test_steps_of_a_recipe_are_one_pass(tmp_path: Path) -> None:
+    """Growing twice in one recipe writes the very files that two growths write."""
+    source = save_model(tmp_path / "source", "llama", dtype=torch.bfloat16)
+    growkit.grow(source, tmp_path / "one", hidden="x2", verify=None)
+    growkit.grow(tmp_path / "one", tmp_path / "two", ffn="x3", symmetry="keep", verify=None)
+    wide = growkit.GrowStep("hypercloning", {"hidden": "x2"})
+    steps = (wide, growkit.GrowStep("hypercloning", ffn="x3", symmetry="keep"))
+    growkit.run(growkit.Recipe(str(source), steps, str(tmp_path / "both"), verify=None))
+    apart = load_file(tmp_path / "two" / "model.safetensors")
+    together = load_file(tmp_path / "both" / "model.safetensors")
+    assert apart.keys() == together.keys()
+    assert all(apart[name].equal(together[name]) for name in apart)
+    assert relative_error(source, tmp_path / "both") < 1e-12
 
 
 @pytest.mark.sampled(2)

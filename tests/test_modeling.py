@@ -28,7 +28,7 @@ from growkit.extras.differential.modeling.configuration_diff_transformer import 
 from growkit.extras.differential.modeling.modeling_diff_transformer import (
     DiffTransformerForCausalLM,
 )
-from tests import papers, test_llama
+from tests import families, papers
 from tests.conftest import (
     distance,
     edit_json,
@@ -85,7 +85,7 @@ def run(model: Any, ids: Tensor, **inputs: Any) -> Tensor:
 def draw_diffllama(choose: Random) -> dict[str, Any]:
     """A random legal config of DiffLlama."""
     theta = {"rope_type": "default", "rope_theta": choose.choice([100.0, 1e4])}
-    config, _ = test_llama.draw_diffllama(choose)
+    config, _ = families.diffllama(choose)
     return SIZES | config | {"rope_parameters": theta, "pad_token_id": 0}
 
 

@@ -25,9 +25,8 @@ from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.results.proof_result import VerifyResult
 from tests.conftest import edit_config, edit_json, save_model, seeded
+from tests.families import DTYPES, diffllama, llama
 from tests.test_group_diff import draw_factors, draw_source, legal
-from tests.test_llama import DTYPES, draw_diffllama
-from tests.test_llama import draw as draw_llama
 
 
 def draw_pair(choose: Random) -> tuple[str, dict[str, Any], tuple[Step, ...]]:
@@ -35,7 +34,7 @@ def draw_pair(choose: Random) -> tuple[str, dict[str, Any], tuple[Step, ...]]:
     symmetry = choose.choice(["break", "keep"])
     way = choose.choice(["llama", "mistral", "diffllama", "group-diff", "softmax", "diff"])
     if way == "diffllama":
-        config, sizes = draw_diffllama(choose)
+        config, sizes = diffllama(choose)
         return "diffllama", config, (GrowStep("hypercloning", sizes, symmetry=symmetry),)
     if way == "group-diff":
         kind, config, counts = draw_source(choose)
@@ -46,7 +45,7 @@ def draw_pair(choose: Random) -> tuple[str, dict[str, Any], tuple[Step, ...]]:
         return kind, config, (GrowStep("group-diff", sizes, symmetry=symmetry),)
     if way == "diff":
         return draw_conversion(choose, symmetry)
-    config, sizes = draw_llama(choose)
+    config, sizes = llama(choose)
     if way == "softmax":
         return "llama", config, (ConvertStep(choose.choice(["diff", "diff-v2"])),)
     if way == "mistral":
