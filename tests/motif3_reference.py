@@ -14,59 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.conftest import listed
 from tests.papers import State, linear, rms_norm
 
-TINY: dict[str, Any] = {
-    "architectures": ["MotifForCausalLM"],
-    "model_type": "Motif",
-    "attention_cls": "gdla",
-    "diff_v2": True,
-    "elementwise_attn_output_gate": True,
-    "vocab_size": 29,
-    "hidden_size": 8,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 10,
-    "num_noise_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "q_lora_rank": 5,
-    "kv_lora_rank": 7,
-    "hidden_act": "poly_norm",
-    "intermediate_size": 12,
-    "moe_intermediate_size": 4,
-    "num_experts": 4,
-    "experts_top_k": 2,
-    "num_shared_experts": 1,
-    "n_dense_first_layers": 2,
-    "interleave_moe_layer_step": 1,
-    "score_func": "sigmoid",
-    "route_norm": True,
-    "route_scale": 2.0,
-    "load_balance_coeff": 1e-4,
-    "polynorm_output_scale": 0.5,
-    "polynorm_bias_clamp": 0.5,
-    "hidden_clamp": 1e6,
-    "rms_norm_eps": 1e-5,
-    "mhc_enabled": True,
-    "mhc_expansion_rate": 3,
-    "use_sliding_window": True,
-    "sliding_window": 4,
-    "sliding_window_period": 2,
-    "rope_theta": 1e4,
-    "swa_rope_theta": 100.0,
-    "max_position_embeddings": 512,
-    "original_seq_len": 16,
-    "rope_factor": 8.0,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 8.0,
-        "original_max_position_embeddings": 16,
-        "beta_fast": 2.0,
-        "beta_slow": 0.1,
-    },
-}
+TINY: dict[str, Any] = listed("motif3", "tiny")
 """A small config with all that Motif-3 has."""
 
 

@@ -1,7 +1,6 @@
 """Growth in depth: random models of all families, judged by transformers in strict float64."""
 
 import json
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -398,23 +397,6 @@ def test_depth_and_width_and_differences_in_one_recipe(make: Make, tmp_path: Pat
     kept = GrowStep("hypercloning", hidden="x2", symmetry="keep")
     trained = run(source, tmp_path / "keep", kept, DEEPER)["verification"].sections.trainability
     assert not trained["trainable"]
-
-
-def test_lambda_init_travels_with_its_layer(make: Make, tmp_path: Path) -> None:
-    """DiffLlama counts layers for it, so that only layers behind the others leave it DiffLlama."""
-    source = make("diffllama", num_hidden_layers=3)
-    first = [0.8 - 0.6 * math.exp(-0.3 * layer) for layer in range(3)]
-    for name, options, kind, lambda_init in (
-        ("end", {"layers": 5, "place": "end"}, "diffllama", None),
-        ("even", {"layers": 6}, "diff_transformer", [each for each in first for _ in range(2)]),
-        ("stack", {"layers": "x2", "blocks": "stack"}, "diff_transformer", first * 2),
-    ):
-        result = growkit.grow(source, tmp_path / name, **GROW, **options)
-        found = json.loads((tmp_path / name / "config.json").read_text())
-        assert found["model_type"] == kind
-        assert found.get("lambda_init") == (lambda_init and pytest.approx(lambda_init))
-        assert result["promise"] == ("different" if name == "stack" else "exact")
-        assert name == "stack" or relative_error(source, tmp_path / name) < 1e-12
 
 
 def test_a_fault_in_a_new_layer(make: Make, tmp_path: Path) -> None:

@@ -179,19 +179,6 @@ def test_drop_upcycling_is_another_function(tmp_path: Path) -> None:
     assert not kept[0].equal(kept[1])
 
 
-def test_units_that_are_drawn_anew_have_the_factor_of_the_others(tmp_path: Path) -> None:
-    """Pieces of an MLP are multiplied, and the new numbers are drawn from its old ones."""
-    source, sets = save_dense("llama", 7, tmp_path / "source"), []
-    for name, more in (("plain", {}), ("dropped", {"drop": 0.5})):
-        growkit.grow(source, tmp_path / name, verify=False, **FINE, **more)
-        state = load_file(tmp_path / name / "model.safetensors")
-        down = [state[key] for key in sorted(state) if "layers.0" in key and ".w2." in key]
-        sets.append(torch.stack(down))
-    plain, dropped = sets
-    assert bool(torch.isin(dropped, plain).all())
-    assert 0.3 < (dropped == plain).all(1).double().mean() < 0.7
-
-
 def save_wide(kind: str, seed: int, folder: Path, **changes: Any) -> Path:
     """A random model whose numbers have float64, as nothing of a router's rows is to round away."""
     config = FAMILIES[kind].any(seeded(seed)) | changes
