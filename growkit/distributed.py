@@ -168,9 +168,7 @@ class Grown:
         self.lineage = plan_recipe(self.recipe, self.source).lineage
         self.lineage.check_values()
         self.target = self.lineage.target
-        self.config: Config = config_to_write(
-            self.lineage.source, self.target.config, self.target.family
-        )
+        self.config: Config = config_to_write(self.lineage)
         for name in self.target.tensors:
             if not self.lineage.repeatable(name):
                 raise InputError(

@@ -19,6 +19,7 @@ from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.publishing import write_manifest
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.families.family import family_of
+from growkit.planning.plan import Lineage, Plan
 from growkit.proof.files import compare_with_plan
 from growkit.proof.sidecars import changed_sidecars, same_ids
 from tests.conftest import edit_json, listed, save_model
@@ -134,7 +135,7 @@ def test_a_key_that_is_left_out_has_its_default(
 
     def changed(wanted: Config, found: Config) -> str | None:
         source.config = deepcopy(found)
-        names = compare_with_plan(source, source, deepcopy(wanted), source.family).changed
+        names = compare_with_plan(Lineage(source, [Plan(deepcopy(wanted), ())]), source).changed
         assert source.config == found
         return next(iter(names), None)
 

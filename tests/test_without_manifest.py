@@ -243,8 +243,7 @@ def test_a_setting_of_a_grown_model(
         decides, told = found(source, target)
         checkpoints = Checkpoint(source), Checkpoint(target)
         origin = origin_of(*checkpoints, read_record(checkpoints[1].opened))
-        planned = origin.lineage.target
-        by_manifest = compare_with_plan(*checkpoints, planned.config, planned.family)
+        by_manifest = compare_with_plan(origin.lineage, checkpoints[1])
     finally:
         (target / "config.json").write_bytes(was)
     assert any(key in said for said in (decides if changed else told)), (decides, told)

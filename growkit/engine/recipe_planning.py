@@ -68,7 +68,7 @@ def plan_recipe(recipe: Recipe, source: Model) -> Prepared:
             plans.append(plan)
             before, grown = grown, Planned(grown, plan)
             if before.published and step is not recipe.steps[-1]:
-                grown.published = config_to_write(before, grown.config, grown.family)
+                grown.published = config_to_write(Lineage(before, [plan]))
     warnings = [warning for taken in changes for warning in taken.warnings]
     if narrower := rounded(source, recipe.dtype):
         warnings.insert(
@@ -179,7 +179,7 @@ def planned_result(recipe: Recipe, source: Model, prepared: Prepared) -> GrowRes
         dropped={name: why for plan in plans for name, why in plan.dropped.items()},
         config=config_changes(
             source.published or source.config,
-            config_to_write(lineage.source, grown.config, family),
+            config_to_write(lineage),
         ),
         ranks=list(prepared.ranks),
         inferred=source.described.inferred if source.described else None,

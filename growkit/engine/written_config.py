@@ -8,7 +8,7 @@ without it.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,9 +16,9 @@ from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import PROVENANCE_KEYS, parsed, resolved
 from growkit.model.families.config_keys import PERIODS
-from growkit.model.families.family import Family, first_index
+from growkit.model.families.family import rearranged
 from growkit.model.families.family_parts import PREDICTING, value_at, with_value
-from growkit.model.model import Model
+from growkit.planning.plan import Layer, Lineage
 
 KINDS = {
     "vocab": r"((padded|org|total)_)?vocab(ulary)?_size",
@@ -37,11 +37,6 @@ KINDS = {
 }
 """The names of a key by its kind: equal numbers of one kind are one size under several names."""
 
-LAYER_KEYS = re.compile(
-    r"(?!.*token).*(layer|attn|attention|block|idx|index|indices|pattern|types).*"
-)
-"""Names of keys that may have one entry per layer, or list the numbers of some layers."""
-
 FOLDER_KEYS = {"architectures", "auto_map"}
 """Keys that name classes."""
 
@@ -49,17 +44,16 @@ MISSING: Any = object()
 """No value."""
 
 
-def config_to_write(source: Model, planned: Config, family: Family) -> Config:
-    """The ``config.json`` of a model that was made from a source.
+def config_to_write(lineage: Lineage) -> Config:
+    """The ``config.json`` of a target.
 
-    A model of another class gets the keys of its own class.
+    A model of another class than the source's gets the keys of its own class.
 
     Args:
-        source: the source.
-        planned: config of the planned model.
-        family: its family.
+        lineage: the steps to it.
     """
-    before, named = source.config, family.named(planned)
+    source, family = lineage.source, lineage.target.family
+    before, named = source.config, family.named(lineage.target.config)
     if before.get("model_type") != named.get("model_type"):
         return named
     published = source.published or before
@@ -79,9 +73,8 @@ def config_to_write(source: Model, planned: Config, family: Family) -> Config:
     of_class = {*family.axes, *family.ratios, *family.defaults}
     rest = {key: value for key, value in rest.items() if key not in of_class}
     names = other_names(rest, changed)
-    layers = family.sizes(before)["layers"], family.sizes(named)["layers"]
-    if layers[0] != layers[1]:
-        names |= _other_lists(rest, complete(before), complete(named), *layers)
+    if lineage.layers:
+        names |= _moved(rest, lineage.layers, complete(before), source.sizes["layers"])
     written: Config = dict(published)
     for key, value in ({key: now for key, (_, now) in changed.items()} | names).items():
         written = _with(written, key, value)
@@ -162,6 +155,24 @@ def _with(config: Config, key: str, value: Any) -> dict[str, Any]:
     return {name: entry for name, entry in config.items() if name != first}
 
 
+def _moved(config: Config, layers: Sequence[Layer], complete: Config, count: int) -> Config:
+    """The lists and patterns of layers that a plan does not know, for its layers.
+
+    They are left out if a layer is of a kind that no layer of the source has.
+
+    Args:
+        config: the published config, without what the plan changes itself.
+        layers: the layers of the target.
+        complete: config of the source, as the class completes it.
+        count: its number of layers.
+    """
+    kinds = {(*layer.kind, layer.of) for layer in layers if layer.kind}
+    unlike = any(complete[key][of] != kind for key, kind, of in kinds)
+    copied = [layer.of for layer in layers]
+    moved = {key: rearranged(key, value, copied, count) for key, value in config.items()}
+    return {key: MISSING if unlike else now for key, _, now in _changes(config, moved)}
+
+
 # Other names of what changed
 
 
@@ -192,68 +203,3 @@ def _kind(key: str) -> str | None:
     """The kind of a key; see ``KINDS``."""
     last = key.rpartition(".")[2]
     return next((kind for kind, names in KINDS.items() if re.fullmatch(f"(?i){names}", last)), None)
-
-
-def unrolled(value: Any) -> list[Any]:
-    """The entries of blocks that are repeated, ``[[block, times], …]``; empty for other lists."""
-    try:
-        return [entry for block, times in value for entry in [*block] * times]
-    except (TypeError, ValueError):
-        return []
-
-
-def _other_lists(
-    config: Config, before: Config, after: Config, count: int, more: int, first: int = 0
-) -> dict[str, Any]:
-    """The published lists and patterns of layers, for a deeper model.
-
-    The class's own lists state the kind of each layer, and a new layer has the entry of the layers
-    of its kind. Lists without such entries are left out.
-
-    Args:
-        config: the published config, without what the plan changes itself.
-        before: config of the source, as the class completes it.
-        after: that of the deeper model.
-        count: number of layers of the source.
-        more: that of the deeper model.
-        first: the number of the first layer in lists of numbers.
-    """
-    lists = [
-        (was, now)
-        for was, now in ((before[key], after[key]) for key in before.keys() & after.keys())
-        if isinstance(was, list) and isinstance(now, list) and (len(was), len(now)) == (count, more)
-    ]
-    old = [str([was[layer] for was, _ in lists]) for layer in range(count)]
-    new = [str([now[layer] for _, now in lists]) for layer in range(more)]
-    renewed: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and "model_type" not in value:
-            start = first_index(value, count)
-            inside = _other_lists(value, before, after, count, more, start)
-            renewed |= {f"{key}.{name}": entry for name, entry in inside.items()}
-        if not LAYER_KEYS.fullmatch(key) or not isinstance(value, str | list) or not value:
-            continue
-        listed = all(type(entry) is int and entry < first + count for entry in value)
-        listed = listed and sorted({*value}) == value
-        repeated = unrolled(value)
-        entries = (
-            [first + layer in value for layer in range(count)] if listed else repeated or value
-        )
-        if len(entries) != count:
-            continue
-        of_kind: dict[str, list[Any]] = {}
-        for kind, entry in zip(old, entries, strict=True):
-            if entry not in of_kind.setdefault(kind, []):
-                of_kind[kind].append(entry)
-        chosen = [of_kind.get(kind, []) for kind in new]
-        anew = [entries[0] for entries in chosen if len(entries) == 1]
-        if len(anew) != more:
-            # A text is a word that has as many letters as there are layers.
-            renewed |= {} if isinstance(value, str) else {key: MISSING}
-        elif listed:
-            renewed[key] = [layer for layer, entry in enumerate(anew, first) if entry]
-        elif repeated:
-            renewed[key] = [[anew, 1]]
-        else:
-            renewed[key] = "".join(anew) if isinstance(value, str) else anew
-    return renewed

@@ -456,8 +456,7 @@ def _rename(origin: Any, folder: Path, name: str) -> None:
 def _write_config(source: Checkpoint, lineage: Lineage, folder: Path) -> None:
     """Write the config, and the model's code if transformers has no class for it."""
     planned, family = lineage.target.config, lineage.target.family
-    written = config_to_write(lineage.source, planned, family)
-    publishing.write_json(folder / "config.json", written)
+    publishing.write_json(folder / "config.json", config_to_write(lineage))
     code, named = family.code(), planned.get("auto_map")
     for name, content in code.items():
         (folder / name).write_bytes(content)

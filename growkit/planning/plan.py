@@ -89,6 +89,35 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A layer of the target.
+
+    Attributes:
+        of: index of the source's layer that it copies.
+        idle: whether its output is zero.
+        kind: a key with one entry for each layer and the layer's entry, if a user asks for it; None
+            for the entries of the source's layer.
+    """
+
+    of: int
+    idle: bool = False
+    kind: tuple[str, str] | None = None
+
+    @property
+    def computes(self) -> int | None:
+        """Index of the source's layer that it computes; None if it returns its input."""
+        return None if self.idle else self.of
+
+    def entry(self, key: str, entries: Sequence[Any]) -> Any:
+        """Its entry in a list, from those of the source."""
+        return self.kind[1] if self.kind and self.kind[0] == key else entries[self.of]
+
+    def after(self, layer: Layer) -> Layer:
+        """The layer by the source of an earlier step, in which it copies another one's target."""
+        return Layer(layer.of, self.idle or layer.idle, self.kind or layer.kind)
+
+
+@dataclass(frozen=True)
 class Plan:
     """All rules of one step.
 
@@ -96,8 +125,7 @@ class Plan:
         config: the target's ``config.json``.
         rules: one rule per target tensor, in the order of writing.
         copies: number of copies of every grown axis.
-        layers: for each target layer, the index of the source layer that it computes, or None if it
-            returns its input; None if the plan does not change layers.
+        layers: the target's layers; None if the plan does not change layers.
         dropped: source tensors that no rule uses, with the reason.
         duplicates: dropped tensors that must equal another source tensor, with its name.
         checks: checks of targets that are not repeatable.
@@ -115,7 +143,7 @@ class Plan:
     config: Config
     rules: tuple[Rule, ...]
     copies: Mapping[str, int] = field(default_factory=dict)
-    layers: tuple[int | None, ...] | None = field(default=None, kw_only=True)
+    layers: tuple[Layer, ...] | None = field(default=None, kw_only=True)
     dropped: Mapping[str, str] = field(default_factory=dict)
     duplicates: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[TargetCheck, ...] = ()
@@ -331,12 +359,12 @@ class Lineage:
         return self.stages[-1]
 
     @cached_property
-    def layers(self) -> tuple[int | None, ...] | None:
-        """The source layers that the target's layers compute; see ``Plan.layers``."""
-        layers: tuple[int | None, ...] | None = None
+    def layers(self) -> tuple[Layer, ...] | None:
+        """The target's layers, by those of the source; None if no step changes layers."""
+        layers: tuple[Layer, ...] | None = None
         for plan in self.plans:
-            if plan.layers is not None and layers is not None:
-                layers = tuple(layer if layer is None else layers[layer] for layer in plan.layers)
+            if plan.layers and layers:
+                layers = tuple(layer.after(layers[layer.of]) for layer in plan.layers)
             else:
                 layers = plan.layers or layers
         return layers

@@ -30,7 +30,7 @@ from growkit.engine.rotary import rotary_of
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import PROVENANCE_KEYS, aliases, longest_context, resolved
 from growkit.engine.user_family import CONTEXT, shown_by_tensors
-from growkit.engine.written_config import MISSING, other_names, unrolled
+from growkit.engine.written_config import MISSING, other_names
 from growkit.model.checkpoint.reading import Checkpoint, rounds
 from growkit.model.families.config_keys import (
     EXPERTS,
@@ -554,7 +554,6 @@ def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
         numbered = {int(layer): entry for layer, entry in inside.items()}
         return [numbered.get(layer) for layer in range(count)]
     family = known_family(config)
-    value = unrolled(value) or value
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
     first = 0 if "model_type" in config else first_index(config, count)
     return value[:count] if of_layers else by_layer(key, value, count, first)

@@ -7,9 +7,9 @@ with the source.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -39,9 +39,10 @@ from growkit.model.checkpoint.folder import (
 from growkit.model.checkpoint.format import read_config
 from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Checkpoint, RoundedCheckpoint
-from growkit.model.families.family import Family, families, known_family
+from growkit.model.families.family import families, known_family
 from growkit.planning.companions import companions
 from growkit.planning.manifest import changed_since
+from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
 from growkit.proof import config_comparison as configs
 from growkit.proof import sidecars
@@ -140,10 +141,7 @@ def compare_folders(pair: Pair, layer_settings: Sequence[str]) -> FolderDifferen
     if pair.origin.unknown:
         differences = compare_with_source(source, target)
     else:
-        planned, routed = lineage.target, configs.set_by_steps(lineage)
-        differences = compare_with_plan(
-            source, target, planned.config, planned.family, recipe, routed
-        )
+        differences = compare_with_plan(replace(lineage, source=source), target, recipe)
     notes = [*target.notes]
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the target was compared with the source after rounding to {source.dtype}")
@@ -171,24 +169,18 @@ def compare_folders(pair: Pair, layer_settings: Sequence[str]) -> FolderDifferen
 
 
 def compare_with_plan(
-    source: Checkpoint,
-    target: Checkpoint,
-    planned: Config,
-    family: Family,
-    recipe: Recipe | None = None,
-    routed: Collection[str] = (),
+    lineage: Lineage, target: Checkpoint, recipe: Recipe | None = None
 ) -> FolderDifferences:
     """Compare everything in a folder with the files that growkit writes.
 
     Args:
-        source: the source, from which the sidecars were copied.
+        lineage: how the target was made, from the checkpoint whose sidecars were copied.
         target: the written folder.
-        planned: the config that the recipe plans.
-        family: its family.
         recipe: the recipe; None if it makes only weights.
-        routed: keys that the recipe sets (``growkit.proof.config_comparison.set_by_steps``).
     """
-    wanted = config_to_write(source, planned, family)
+    source = lineage.source
+    assert isinstance(source, Checkpoint)
+    wanted = config_to_write(lineage)
     written = target.published or target.config
     code = growkits_code(wanted)
     carries = wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map")
@@ -198,8 +190,9 @@ def compare_with_plan(
         # ``compare_folders`` adds a note that this code was not checked.
         code = own_code(target.opened)
         wanted["auto_map"] = target.config["auto_map"]
-    sizes = family.size_keys - family.unseen_sizes - configs.SHARED
-    by_plan = _changed_by_plan(source, planned, sizes.union(routed))
+    family = lineage.target.family
+    free = family.size_keys - family.unseen_sizes - configs.SHARED | configs.set_by_steps(lineage)
+    by_plan = _changed_by_plan(source, lineage.target.config, free)
     with_dtypes = (_with_dtype(config, target) for config in (wanted, written))
     values = [*_first_changed_key(*with_dtypes), *by_plan]
     changed = [value["name"] for value in values]

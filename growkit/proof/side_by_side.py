@@ -157,8 +157,8 @@ class SideBySide:
         lineage = self.pair.lineage
         if lineage.layers is None and (lineage.plans or len(source) == len(target)):
             return range(len(target))
-        # A manifest may describe another target.
-        return lineage.layers if len(lineage.layers or ()) == len(target) else None
+        layers = [layer.computes for layer in lineage.layers or ()]
+        return layers if len(layers) == len(target) else None  # a manifest may describe another one
 
     def controls(self, call: Call, only: str = "") -> Controls:
         """The controls of a comparison; see ``Controls``."""

@@ -12,7 +12,7 @@ from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.publishing import write_json
 from growkit.model.checkpoint.reading import Checkpoint, View
 from growkit.model.checkpoint.scratch import temporary
-from growkit.planning.plan import Tokens
+from growkit.planning.plan import Lineage, Plan, Tokens
 
 Write = Callable[[Folder], None]
 """Changes copied files; see ``Tokens.write``."""
@@ -40,7 +40,7 @@ def _selected(source: Checkpoint, kept: Sequence[int], write: Write | None) -> I
     with temporary("tokens") as folder:
         for name in {*source.opened.carried(), *source.opened.code()}:
             source.opened.copy(name, folder)
-        config = config_to_write(source, planned, family)
+        config = config_to_write(Lineage(source, [Plan(planned, ())]))
         write_json(folder / "config.json", config)
         beside = Folder(folder)
         if write:

@@ -307,8 +307,8 @@ class Family(family_parts.HasSizes):
 
 
 LAYER_KEYS = re.compile(
-    r"layer|block|hybrid_\w*pattern|sliding_window_pattern|rotary_factors"
-    r"|(attn|attention|mlp|moe)_\w*(type|pattern|freq|idxs|ids|indices)"
+    r"layer|block|pattern|types|rotary_factors"
+    r"|(attn|attention|mlp|moe)_\w*(type|freq|idx|ids|index|indices)"
 )
 """Names of keys that may describe layers one by one."""
 
@@ -339,6 +339,8 @@ def rearranged(key: str, value: Any, layers: Sequence[int], count: int, first: i
     moved = [entries[layer] for layer in layers]
     if isinstance(value, str):
         return "".join(moved)
+    if unrolled(value):
+        return [[moved, 1]]
     return [at for at, one in enumerate(moved, first) if one] if entries != value else moved
 
 
@@ -348,8 +350,8 @@ def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
     Args:
         key: the key.
         value: its value: a list with one entry for each layer, a text of a pattern with one letter
-            for each, or a list of the indices of some layers, which becomes one of whether a layer
-            is among them.
+            for each, blocks of entries that are repeated, ``[[block, times], …]``, or a list of the
+            indices of some layers, which becomes one of whether a layer is among them.
         count: the number of layers.
         first: the index of the first layer in lists of indices.
     """
@@ -360,7 +362,18 @@ def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
     if indices and (not listed or INDEX_KEYS.search(key)):
         return [at in value for at in range(first, first + count)]
     pattern = "pattern" in key and isinstance(value, str) and len(value) == count
+    blocks = unrolled(value)
+    if len(blocks) == count:
+        return blocks
     return [*value] if listed or pattern else value
+
+
+def unrolled(value: Any) -> list[Any]:
+    """The entries of blocks that are repeated, ``[[block, times], …]``; empty for other lists."""
+    try:
+        return [entry for block, times in value for entry in [*block] * times]
+    except (TypeError, ValueError):
+        return []
 
 
 def first_index(part: Config, count: int) -> int:

@@ -22,14 +22,13 @@ from growkit.model.families.family_parts import MAX_LAYERS, Member
 from growkit.model.model import Model
 from growkit.operations.growth.layer_types import (
     PLACES,
-    Layer,
     deeper_config,
     members_by_layer,
     new_layer_hands_on,
     of_kind,
 )
 from growkit.planning.operation import Change, Operation, SizeOption
-from growkit.planning.plan import Plan
+from growkit.planning.plan import Layer, Plan
 from growkit.planning.starts import new_tensor
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform
 
@@ -130,10 +129,9 @@ def plan_layers(
             f"keys and values on, which no new layer can do; {remedy}"
         )
     family.check_bounds(config, "the deeper model")
-    layers = tuple(None if layer.idle else layer.of for layer in order)
     transforms = _transforms(source, config, order, seed)
     unread = "its layer returns its input"
-    return Plan.checked(source, config, transforms, unread=unread, layers=layers), warnings
+    return Plan.checked(source, config, transforms, unread=unread, layers=tuple(order)), warnings
 
 
 def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:

@@ -5,7 +5,6 @@ of layers has a config.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from growkit.base.errors import InputError
@@ -14,6 +13,7 @@ from growkit.model.families.config_keys import PERIODS
 from growkit.model.families.family import Family, rearranged
 from growkit.model.families.family_parts import Member
 from growkit.model.model import Model
+from growkit.planning.plan import Layer
 
 PLACES = ("even", "end")
 
@@ -23,26 +23,6 @@ DEEP = 64
 HANDING_ON = "num_kv_shared_layers"
 """A key of classes whose last layer of each type hands on keys and values, for other layers or for
 an assistant, which drafts for the model."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer of the target.
-
-    Attributes:
-        of: index of the source's layer that it copies.
-        idle: whether its output is zero.
-        kind: a key with one entry for each layer and the layer's entry, if a user asks for it; None
-            for the entries of the source's layer.
-    """
-
-    of: int
-    idle: bool = False
-    kind: tuple[str, str] | None = None
-
-    def entry(self, key: str, entries: Sequence[Any]) -> Any:
-        """Its entry in a list, from those of the source."""
-        return self.kind[1] if self.kind and self.kind[0] == key else entries[self.of]
 
 
 def of_kind(source: Model, order: Sequence[Layer], options: Mapping[str, str]) -> list[list[Layer]]:

@@ -29,7 +29,7 @@ from growkit.model.checkpoint.reading import Widened, rounded
 from growkit.model.model import Model
 from growkit.planning.manifest import read_record, source_headers, without_searches
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Lineage, Plan, Planned
+from growkit.planning.plan import Layer, Lineage, Plan, Planned
 from growkit.planning.transforms import Slices, Transform
 
 
@@ -139,9 +139,8 @@ def _plan(source: Model, growth: _Growth) -> Plan:
             )
         names = sources_of(growth.steps, name)
         transforms[name] = _Recovered(name, tuple(names), growth, dtype=before.tensors[name].dtype)
-    layers = growth.lineage.layers
-    if layers is not None:
-        layers = tuple(map(layers.index, range(before.sizes["layers"])))
+    computed = [layer.computes for layer in growth.lineage.layers or ()]
+    layers = [Layer(computed.index(of)) for of in range(before.sizes["layers"]) if computed]
     old = before.sizes["vocab"]
     return Plan.checked(
         source,
@@ -149,7 +148,7 @@ def _plan(source: Model, growth: _Growth) -> Plan:
         transforms,
         family,
         ADDED,
-        layers=layers,
+        layers=tuple(layers) or None,
         tokens=kept_tokens(range(old)) if old < source.sizes["vocab"] else None,
         again=growth.again,
     )
