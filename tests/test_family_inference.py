@@ -404,7 +404,7 @@ def test_windows_go_along_with_their_layers(
     assert made["layer_types"] == [kinds[0], *kinds]
     assert difference(source, tmp_path / "out", 1e-7) is None
     # The control: the proof sees it where a plan leaves it to the class.
-    monkeypatch.setattr("growkit.engine.user_family.assumed_lists", lambda *_: {})
+    monkeypatch.setattr(Family, "_added_lists", lambda *_: {})
     monkeypatch.setattr(Family, "derived_lists", lambda *_: {})
     made = growkit.grow(source, tmp_path / "other", **deeper)
     assert made["kept"] is False

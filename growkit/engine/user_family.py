@@ -78,8 +78,7 @@ def described_family(description: Mapping[str, Any] | None, inferred: str = "") 
     def arranged(config: Config, layers: Sequence[int]) -> Config:
         changed = plain.arranged(config, layers)
         _check_arranged(plain, config, layers, changed)
-        lists = assumed_lists(plain, config).items()
-        return {**changed, **{key: [values[layer] for layer in layers] for key, values in lists}}
+        return changed
 
     def check(config: Config) -> None:
         plain.check(config)
@@ -257,7 +256,7 @@ def _check_arranged(family: Family, config: Config, layers: Sequence[int], chang
     Raises:
         InputError: no tensor of the class depends on the key.
     """
-    deeper = replace(family, arranged=lambda *_: {}).relayered(config, layers, "config.json")
+    deeper = dict(family.relayered(config, layers, "config.json", arrange=False))
     deeper |= {key: config.get(key) for key in changed}
     for key, value in changed.items():
         others = {**deeper, **{name: of for name, of in changed.items() if name != key}}
@@ -269,20 +268,6 @@ def _check_arranged(family: Family, config: Config, layers: Sequence[int], chang
                 f"the description of {family.name} has arranged {key}, but no layer of its class "
                 f"has other tensors with {key} {value!r}, so it is a setting; remove it"
             )
-
-
-def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
-    """Lists with one entry per layer that a class adds to a config."""
-    layers = family.layers_key
-    count = config[layers]
-    bare = {key: value for key, value in config.items() if not isinstance(value, list)}
-    here, deeper = class_lists(config), class_lists(bare | {layers: count + 1})
-    stated = {key for key, value in config.items() if value is not None}
-    return {
-        key: here[key]
-        for key in (here.keys() & deeper.keys()) - stated
-        if (len(here[key]), len(deeper[key])) == (count, count + 1)
-    }
 
 
 def shown_by_tensors(key: str, first: Config, second: Config) -> bool:

@@ -541,18 +541,10 @@ def stale_sizes(first: Config, second: Config, shown: Shown) -> dict[str, Any]:
 
 
 def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
-    """The value of a key; lists with entries per layer are cut to the number of layers.
-
-    A mapping from layers to their settings is such a list, with nothing for all other layers, and
-    so are repeated blocks of entries.
-    """
+    """The value of a key, by layer if it is; a list of layers is cut to their number."""
     value = config.get(key, missing)
     if key == "rope_parameters" and isinstance(value, dict):
         return _plain_rope(value)
-    inside = value if key.endswith("config") and isinstance(value, dict) else {}
-    if inside and all(str(layer).isdigit() for layer in inside):
-        numbered = {int(layer): entry for layer, entry in inside.items()}
-        return [numbered.get(layer) for layer in range(count)]
     family = known_family(config)
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
     first = 0 if "model_type" in config else first_index(config, count)

@@ -24,7 +24,7 @@ from growkit.engine.transformers_internals import causal_class, ignored_names, u
 from growkit.engine.user_family import ALSO, NAMED
 from growkit.extras.family_inference.small_model import random_weights, sample_logits, smaller
 from growkit.model.families.config_keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
-from growkit.model.families.family import PER_LAYER, of_single_layers
+from growkit.model.families.family import rearranged
 from growkit.model.families.family_parts import MAX_LAYERS, leaves, one_model, with_value
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -38,6 +38,9 @@ INV_FREQ = (".rotary_emb.inv_freq", ".rotary_emb.original_inv_freq")
 
 LARGEST_FACTOR = 8
 """Largest ratio of an MLP's width to hidden that a class may have as a default."""
+
+PER_LAYER = "per_layer_config"
+"""The key under which transformers keeps the settings of single layers, by their numbers."""
 
 LOADING_KEYS = "architectures", "auto_map"
 """Keys that name classes."""
@@ -191,9 +194,9 @@ class ModelClass:
         plain |= dict.fromkeys((self.layers_key, *self.cache_keys), count)
         for key in self.lists.keys() & {*plain, *changes}:
             plain[key] = ([*changes.get(key, plain.get(key))] * count)[:count]
-        if single := of_single_layers(self._plain):
-            of = {str(at): single.get(at % self.layers) for at in range(count)}
-            plain[PER_LAYER] = {at: entry for at, entry in of.items() if entry}
+        if single := self._plain.get(PER_LAYER):
+            repeated = [at % self.layers for at in range(count)]
+            plain[PER_LAYER] = rearranged(PER_LAYER, single, repeated, self.layers)
         for key, value in changes.items():
             if key not in self.lists:  # set above
                 plain = dict(with_value(plain, key, value))

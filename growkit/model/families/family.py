@@ -33,9 +33,6 @@ from growkit.model.families.family_yaml import read_description, read_shipped, s
 MAX_ROWS = 1 << 22
 """Limit for the rows or columns of a tensor, except for those of the vocabulary."""
 
-PER_LAYER = "per_layer_config"
-"""The key under which transformers keeps the settings of single layers, by their numbers."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Family(family_parts.HasSizes):
@@ -253,7 +250,7 @@ class Family(family_parts.HasSizes):
         """
         before = dict(self.complete(config))
         count = self.sizes(config)["layers"]
-        lists, derived = {}, derived or {}
+        lists, derived = dict(self._added_lists(before)), derived or {}
         for key in self.lists | self.per_layer:
             values = before.get(key)
             if values is None or (key in self.per_layer and not isinstance(values, list)):
@@ -263,24 +260,20 @@ class Family(family_parts.HasSizes):
                     f"config.json in {where} has {key} {values!r}; a list of {count} was expected, "
                     "one entry for each layer, correct it"
                 )
-            lists[key] = [values[layer] for layer in layers]
-        known = {*self.lists, *self.per_layer, *self.defaults, PER_LAYER}
+            lists.setdefault(key, values)
+        lists = {key: [values[layer] for layer in layers] for key, values in lists.items()}
+        known = {*self.lists, *self.per_layer, *self.defaults}
         deeper = {
             key: value if key in known else rearranged(key, value, layers, count)
             for key, value in config.items()
         }
         deeper |= {key: len(layers) for key, axes in self.axes.items() if axes == ("layers",)}
-        if single := of_single_layers(config):
-            deeper[PER_LAYER] = {
-                str(at): single[of] for at, of in enumerate(layers) if of in single
-            }
         lists |= {key: values for key, values in derived.items() if key in lists}
         complete = before | deeper | lists
         for key, values in lists.items():
             if config.get(key) is not None or values != self.assumed(key, complete):
                 deeper[key] = values
         arranged = self.arranged(before, layers) if arrange else {}
-        arranged = {**arranged, **{key: of for key, of in derived.items() if key in arranged}}
         after = self.complete(deeper)
         return deeper | {key: value for key, value in arranged.items() if value != after.get(key)}
 
@@ -288,6 +281,19 @@ class Family(family_parts.HasSizes):
     def layers_key(self) -> str:
         """The key of the number of layers."""
         return next(key for key, axes in self.axes.items() if axes == ("layers",))
+
+    def _added_lists(self, config: Config) -> Mapping[str, list[Any]]:
+        """The lists with one entry for each layer that only the class adds to a config."""
+        if self.class_lists is None:
+            return {}
+        count = config[self.layers_key]
+        bare = {key: value for key, value in config.items() if not isinstance(value, list)}
+        here, deeper = map(self.class_lists, (config, {**bare, self.layers_key: count + 1}))
+        return {
+            key: here[key]
+            for key in here.keys() & deeper.keys()
+            if config.get(key) is None and (len(here[key]), len(deeper[key])) == (count, count + 1)
+        }
 
     def derived_lists(self, config: Config) -> Mapping[str, list[Any]]:
         """The lists with one entry for each layer that the class makes of all other keys.
@@ -329,17 +335,19 @@ def rearranged(key: str, value: Any, layers: Sequence[int], count: int, first: i
         count: its number of layers.
         first: see ``by_layer``.
     """
-    other = OTHER_MODALITIES.match(key)
-    if isinstance(value, dict) and "model_type" not in value and not other:
-        first = first_index(value, count)
-        return {k: rearranged(k, entry, layers, count, first) for k, entry in value.items()}
     entries = by_layer(key, value, count, first)
     if entries is value:
-        return value
+        part = isinstance(value, dict) and "model_type" not in value
+        if not part or OTHER_MODALITIES.match(key):
+            return value
+        first = first_index(value, count)
+        return {k: rearranged(k, entry, layers, count, first) for k, entry in value.items()}
     moved = [entries[layer] for layer in layers]
+    if isinstance(value, dict):
+        return {str(at): entry for at, entry in enumerate(moved) if entry is not None}
     if isinstance(value, str):
         return "".join(moved)
-    if unrolled(value):
+    if _unrolled(value, count):
         return [[moved, 1]]
     return [at for at, one in enumerate(moved, first) if one] if entries != value else moved
 
@@ -350,30 +358,33 @@ def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
     Args:
         key: the key.
         value: its value: a list with one entry for each layer, a text of a pattern with one letter
-            for each, blocks of entries that are repeated, ``[[block, times], …]``, or a list of the
-            indices of some layers, which becomes one of whether a layer is among them.
+            for each, blocks of entries that are repeated, ``[[block, times], …]``, settings of
+            single layers by their indices, or a list of the indices of some layers, which becomes
+            one of whether a layer is among them.
         count: the number of layers.
         first: the index of the first layer in lists of indices.
     """
     if OTHER_MODALITIES.match(key) or not LAYER_KEYS.search(key):
         return value
+    if isinstance(value, dict) and value and all(str(at).isdecimal() for at in value):
+        single = {int(at): entry for at, entry in value.items()}
+        return [single.get(at) for at in range(count)]
     listed = isinstance(value, list) and len(value) == count
     indices = _increase(value) and first <= value[0] and value[-1] < first + count
     if indices and (not listed or INDEX_KEYS.search(key)):
         return [at in value for at in range(first, first + count)]
     pattern = "pattern" in key and isinstance(value, str) and len(value) == count
-    blocks = unrolled(value)
-    if len(blocks) == count:
-        return blocks
-    return [*value] if listed or pattern else value
+    return _unrolled(value, count) or ([*value] if listed or pattern else value)
 
 
-def unrolled(value: Any) -> list[Any]:
+def _unrolled(blocks: Any, count: int) -> list[Any]:
     """The entries of blocks that are repeated, ``[[block, times], …]``; empty for other lists."""
     try:
-        return [entry for block, times in value for entry in [*block] * times]
+        repeated = [[*block] * times for block, times in blocks if 0 < times <= count]
     except (TypeError, ValueError):
         return []
+    entries = [*chain(*repeated)]
+    return entries if len(entries) == count else []
 
 
 def first_index(part: Config, count: int) -> int:
@@ -391,16 +402,6 @@ def _increase(value: Any) -> bool:
         and all(type(number) is int for number in value)
         and all(before < after for before, after in pairwise(value))
     )
-
-
-def of_single_layers(config: Config) -> dict[int, Config]:
-    """The values that a config has for single layers, by the layer's index.
-
-    transformers writes the indices with leading zeros, as many as its largest one needs.
-    """
-    single = config.get(PER_LAYER)
-    entries = single.items() if isinstance(single, dict) else ()
-    return {int(at): values for at, values in entries if str(at).isdecimal()}
 
 
 def described(content: Any, where: str) -> Family:
