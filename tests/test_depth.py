@@ -15,7 +15,7 @@ import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.engine.recipe_planning import plan_recipe
 from growkit.model.checkpoint.reading import Checkpoint
-from growkit.model.families.family import families, rearranged
+from growkit.model.families.family import Layer, families, rearranged
 from growkit.operations.growth.depth import arrangement
 from growkit.results.proof_result import trainability_sentence
 from tests import architectures
@@ -320,7 +320,8 @@ def test_caches_have_room_for_new_layers(kind: str, blocks: str, tmp_path: Path)
     listed("depth", "keys that list layers follow them"),
 )
 def test_keys_that_list_layers_follow_them(key: str, before: Any, after: Any) -> None:
-    assert rearranged(key, before, [0, 0, 1, 1, 2, 3, 3], 4) == after
+    layers = [Layer(of) for of in (0, 0, 1, 1, 2, 3, 3)]
+    assert rearranged({key: before}, layers, 4) == {key: after}
 
 
 def test_lists_as_long_as_the_layers_are_proved(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import aliases, model_without_numbers, parsed, quiet
-from growkit.model.families.family import Family, described, families, known_family
+from growkit.model.families.family import Family, Layer, described, families, known_family
 from growkit.model.families.family_parts import variations
 from growkit.planning.operation import SizeOption, operations
 
@@ -256,7 +256,8 @@ def _check_arranged(family: Family, config: Config, layers: Sequence[int], chang
     Raises:
         InputError: no tensor of the class depends on the key.
     """
-    deeper = dict(family.relayered(config, layers, "config.json", arrange=False))
+    copied = [Layer(of) for of in layers]
+    deeper = dict(family.relayered(config, copied, "config.json", arrange=False))
     deeper |= {key: config.get(key) for key in changed}
     for key, value in changed.items():
         others = {**deeper, **{name: of for name, of in changed.items() if name != key}}

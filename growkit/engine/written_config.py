@@ -8,7 +8,7 @@ without it.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ from growkit.engine.transformers_class import PROVENANCE_KEYS, parsed, resolved
 from growkit.model.families.config_keys import PERIODS
 from growkit.model.families.family import rearranged
 from growkit.model.families.family_parts import PREDICTING, value_at, with_value
-from growkit.planning.plan import Layer, Lineage
+from growkit.planning.plan import Lineage
 
 KINDS = {
     "vocab": r"((padded|org|total)_)?vocab(ulary)?_size",
@@ -74,7 +74,10 @@ def config_to_write(lineage: Lineage) -> Config:
     rest = {key: value for key, value in rest.items() if key not in of_class}
     names = other_names(rest, changed)
     if lineage.layers:
-        names |= _moved(rest, lineage.layers, complete(before), source.sizes["layers"])
+        # Other software has its own words for a kind of layers that the source lacks.
+        new_kind = any(layer.entries for layer in lineage.layers)
+        moved = _changes(rest, rearranged(rest, lineage.layers, source.sizes["layers"]))
+        names |= {key: MISSING if new_kind else now for key, _, now in moved}
     written: Config = dict(published)
     for key, value in ({key: now for key, (_, now) in changed.items()} | names).items():
         written = _with(written, key, value)
@@ -153,24 +156,6 @@ def _with(config: Config, key: str, value: Any) -> dict[str, Any]:
     if rest:
         return {**config, first: _with(config[first], rest, value)} if _has(config, key) else config
     return {name: entry for name, entry in config.items() if name != first}
-
-
-def _moved(config: Config, layers: Sequence[Layer], complete: Config, count: int) -> Config:
-    """The lists and patterns of layers that a plan does not know, for its layers.
-
-    They are left out if a layer is of a kind that no layer of the source has.
-
-    Args:
-        config: the published config, without what the plan changes itself.
-        layers: the layers of the target.
-        complete: config of the source, as the class completes it.
-        count: its number of layers.
-    """
-    kinds = {(*layer.kind, layer.of) for layer in layers if layer.kind}
-    unlike = any(complete[key][of] != kind for key, kind, of in kinds)
-    copied = [layer.of for layer in layers]
-    moved = {key: rearranged(key, value, copied, count) for key, value in config.items()}
-    return {key: MISSING if unlike else now for key, _, now in _changes(config, moved)}
 
 
 # Other names of what changed

@@ -22,7 +22,7 @@ from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import AT_A_TIME, Config, TensorInfo, Weights, Where
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.reading import Checkpoint
-from growkit.model.families.family import Family
+from growkit.model.families.family import Family, Layer
 from growkit.model.model import RECOMPUTED, Model, predicting, predicts
 from growkit.planning.transforms import Transform
 from growkit.results.proof_result import Spectrum
@@ -86,35 +86,6 @@ class Tokens:
     kept: Sequence[int]
     select: Callable[[Checkpoint], AbstractContextManager[Checkpoint]]
     write: Callable[[Folder], None] | None = None
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer of the target.
-
-    Attributes:
-        of: index of the source's layer that it copies.
-        idle: whether its output is zero.
-        kind: a key with one entry for each layer and the layer's entry, if a user asks for it; None
-            for the entries of the source's layer.
-    """
-
-    of: int
-    idle: bool = False
-    kind: tuple[str, str] | None = None
-
-    @property
-    def computes(self) -> int | None:
-        """Index of the source's layer that it computes; None if it returns its input."""
-        return None if self.idle else self.of
-
-    def entry(self, key: str, entries: Sequence[Any]) -> Any:
-        """Its entry in a list, from those of the source."""
-        return self.kind[1] if self.kind and self.kind[0] == key else entries[self.of]
-
-    def after(self, layer: Layer) -> Layer:
-        """The layer by the source of an earlier step, in which it copies another one's target."""
-        return Layer(layer.of, self.idle or layer.idle, self.kind or layer.kind)
 
 
 @dataclass(frozen=True)

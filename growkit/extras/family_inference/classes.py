@@ -24,7 +24,7 @@ from growkit.engine.transformers_internals import causal_class, ignored_names, u
 from growkit.engine.user_family import ALSO, NAMED
 from growkit.extras.family_inference.small_model import random_weights, sample_logits, smaller
 from growkit.model.families.config_keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
-from growkit.model.families.family import rearranged
+from growkit.model.families.family import Layer, rearranged
 from growkit.model.families.family_parts import MAX_LAYERS, leaves, one_model, with_value
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -195,8 +195,8 @@ class ModelClass:
         for key in self.lists.keys() & {*plain, *changes}:
             plain[key] = ([*changes.get(key, plain.get(key))] * count)[:count]
         if single := self._plain.get(PER_LAYER):
-            repeated = [at % self.layers for at in range(count)]
-            plain[PER_LAYER] = rearranged(PER_LAYER, single, repeated, self.layers)
+            repeated = [Layer(at % self.layers) for at in range(count)]
+            plain |= rearranged({PER_LAYER: single}, repeated, self.layers)
         for key, value in changes.items():
             if key not in self.lists:  # set above
                 plain = dict(with_value(plain, key, value))

@@ -34,6 +34,34 @@ MAX_ROWS = 1 << 22
 """Limit for the rows or columns of a tensor, except for those of the vocabulary."""
 
 
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a model that is made from another one.
+
+    Attributes:
+        of: index of the other model's layer that it copies.
+        idle: whether its output is zero.
+        entries: its entries in lists of the config, by their keys, where that layer has others.
+    """
+
+    of: int
+    idle: bool = False
+    entries: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def computes(self) -> int | None:
+        """Index of the layer that it computes; None if it returns its input."""
+        return None if self.idle else self.of
+
+    def entry(self, key: str, entries: Sequence[Any]) -> Any:
+        """Its entry in a list, from those of the other model."""
+        return self.entries.get(key, entries[self.of])
+
+    def after(self, layer: Layer) -> Layer:
+        """The same layer, if the other model is made from a third one, and this is its layer."""
+        return Layer(layer.of, self.idle or layer.idle, {**layer.entries, **self.entries})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family(family_parts.HasSizes):
     """A model family: its tensors, their axes, and how its class uses them.
@@ -229,20 +257,14 @@ class Family(family_parts.HasSizes):
         return members
 
     def relayered(
-        self,
-        config: Config,
-        layers: Sequence[int],
-        where: str,
-        derived: Mapping[str, list[Any]] | None = None,
-        arrange: bool = True,
+        self, config: Config, layers: Sequence[Layer], where: str, *, arrange: bool = True
     ) -> Config:
         """Make the config of a model that consists of layers of another one, in this order.
 
         Args:
             config: config of the other model.
-            layers: indices of its layers; some may occur more than once.
+            layers: the layers.
             where: the other model's name in messages.
-            derived: lists that are known already (``derived_lists`` of the deeper model).
             arrange: whether other keys that determine the kinds of layers (``arranged``) follow.
 
         Raises:
@@ -250,7 +272,7 @@ class Family(family_parts.HasSizes):
         """
         before = dict(self.complete(config))
         count = self.sizes(config)["layers"]
-        lists, derived = dict(self._added_lists(before)), derived or {}
+        lists = dict(self._added_lists(before))
         for key in self.lists | self.per_layer:
             values = before.get(key)
             if values is None or (key in self.per_layer and not isinstance(values, list)):
@@ -261,19 +283,16 @@ class Family(family_parts.HasSizes):
                     "one entry for each layer, correct it"
                 )
             lists.setdefault(key, values)
-        lists = {key: [values[layer] for layer in layers] for key, values in lists.items()}
+        lists = {key: [layer.entry(key, of) for layer in layers] for key, of in lists.items()}
         known = {*self.lists, *self.per_layer, *self.defaults}
-        deeper = {
-            key: value if key in known else rearranged(key, value, layers, count)
-            for key, value in config.items()
-        }
+        unknown = {key: value for key, value in config.items() if key not in known}
+        deeper = {**config, **rearranged(unknown, layers, count)}
         deeper |= {key: len(layers) for key, axes in self.axes.items() if axes == ("layers",)}
-        lists |= {key: values for key, values in derived.items() if key in lists}
         complete = before | deeper | lists
         for key, values in lists.items():
             if config.get(key) is not None or values != self.assumed(key, complete):
                 deeper[key] = values
-        arranged = self.arranged(before, layers) if arrange else {}
+        arranged = self.arranged(before, [layer.of for layer in layers]) if arrange else {}
         after = self.complete(deeper)
         return deeper | {key: value for key, value in arranged.items() if value != after.get(key)}
 
@@ -325,31 +344,39 @@ INDEX_KEYS = re.compile(r"(idxs|ids|indices|layers)$")
 """Names of lists of indices of layers."""
 
 
-def rearranged(key: str, value: Any, layers: Sequence[int], count: int, first: int = 0) -> Any:
-    """The value of a key for a model that consists of layers of another one.
+def rearranged(
+    config: Config, layers: Sequence[Layer], count: int, first: int = 0
+) -> dict[str, Any]:
+    """The config, or a part of it, of a model that consists of layers of another one.
+
+    Lists of layers are known by their keys; a layer has the entry of that which it copies.
 
     Args:
-        key: the key.
-        value: its value in the config of the other model.
-        layers: indices of its layers; some may occur more than once.
+        config: that of the other model.
+        layers: the layers.
         count: its number of layers.
         first: see ``by_layer``.
     """
+    return {key: _moved(key, value, layers, count, first) for key, value in config.items()}
+
+
+def _moved(key: str, value: Any, layers: Sequence[Layer], count: int, first: int) -> Any:
     entries = by_layer(key, value, count, first)
     if entries is value:
         part = isinstance(value, dict) and "model_type" not in value
         if not part or OTHER_MODALITIES.match(key):
             return value
-        first = first_index(value, count)
-        return {k: rearranged(k, entry, layers, count, first) for k, entry in value.items()}
-    moved = [entries[layer] for layer in layers]
-    if isinstance(value, dict):
-        return {str(at): entry for at, entry in enumerate(moved) if entry is not None}
+        return rearranged(value, layers, count, first_index(value, count))
+    moved = [entries[layer.of] for layer in layers]
+    if entries == value:
+        return moved
     if isinstance(value, str):
         return "".join(moved)
-    if _unrolled(value, count):
+    if isinstance(value, dict):
+        return {str(at): entry for at, entry in enumerate(moved) if entry is not None}
+    if isinstance(value[0], list):
         return [[moved, 1]]
-    return [at for at, one in enumerate(moved, first) if one] if entries != value else moved
+    return [at for at, is_one in enumerate(moved, first) if is_one]
 
 
 def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:

@@ -17,7 +17,7 @@ from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
 from growkit.base.options import Option
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.model.families.family import Family
+from growkit.model.families.family import Family, Layer
 from growkit.model.families.family_parts import MAX_LAYERS, Member
 from growkit.model.model import Model
 from growkit.operations.growth.layer_types import (
@@ -28,7 +28,7 @@ from growkit.operations.growth.layer_types import (
     of_kind,
 )
 from growkit.planning.operation import Change, Operation, SizeOption
-from growkit.planning.plan import Layer, Plan
+from growkit.planning.plan import Plan
 from growkit.planning.starts import new_tensor
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform
 
@@ -129,7 +129,7 @@ def plan_layers(
             f"keys and values on, which no new layer can do; {remedy}"
         )
     family.check_bounds(config, "the deeper model")
-    transforms = _transforms(source, config, order, seed)
+    transforms = _transforms(source, config, order, seed, "kind" in options)
     unread = "its layer returns its input"
     return Plan.checked(source, config, transforms, unread=unread, layers=tuple(order)), warnings
 
@@ -223,9 +223,16 @@ def _check(source: Model, order: Sequence[Layer]) -> None:
 
 
 def _transforms(
-    source: Model, config: Config, order: Sequence[Layer], seed: int
+    source: Model, config: Config, order: Sequence[Layer], seed: int, asked: bool
 ) -> dict[str, Transform]:
     """Make the transform of every tensor.
+
+    Args:
+        source: the source.
+        config: config of the target.
+        order: its layers.
+        seed: seed of new tensors.
+        asked: whether a user asks for the kind of new layers.
 
     Raises:
         InputError: a layer would differ in kind from its source, or compute with another index.
@@ -242,7 +249,7 @@ def _transforms(
                 f"{numbered} layers compute with their index or with what others hand them; put "
                 "identity blocks at the end (--place end)"
             )
-        if before[layer.of].keys() != after[place].keys() and not layer.kind:
+        if before[layer.of].keys() != after[place].keys() and not (asked and layer.idle):
             raise InputError(
                 f"no config of {family.one} makes layer {place} of the same kind as layer "
                 f"{layer.of} of {source.where()}; choose {other}"

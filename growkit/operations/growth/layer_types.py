@@ -5,15 +5,16 @@ of layers has a config.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.model.families.config_keys import PERIODS
-from growkit.model.families.family import Family, rearranged
+from growkit.model.families.family import Family, Layer, rearranged
 from growkit.model.families.family_parts import Member
 from growkit.model.model import Model
-from growkit.planning.plan import Layer
 
 PLACES = ("even", "end")
 
@@ -66,7 +67,7 @@ def of_kind(source: Model, order: Sequence[Layer], options: Mapping[str, str]) -
         if not layer.idle:
             return layer
         of = min(alike, key=lambda other: abs(other - layer.of), default=layer.of)
-        return Layer(of, True, (key, kind))
+        return Layer(of, True, {} if alike else {key: kind})
 
     orders = [order]
     if options.get("place", PLACES[0]) == PLACES[0]:
@@ -90,45 +91,32 @@ def deeper_config(
     Returns:
         The config, the order, and a warning if no order allows it.
     """
-    family = source.family
-
-    def relayered(order: Sequence[Layer], derived: Lists | None = None, **more: Any) -> Config:
-        copied = [layer.of for layer in order]
-        asked = {
-            key: [layer.entry(key, source.complete[key]) for layer in order]
-            for key in {layer.kind[0] for layer in order if layer.kind}
-        }
-        derived = {**(derived or {}), **asked}
-        return family.relayered(source.config, copied, source.where(), derived, **more)
-
+    family, asked = source.family, "kind" in options
+    relayered = partial(family.relayered, source.config, where=source.where())
     # A published period may be unknown to the class that reads the config.
     published = source.published or {}
     published = source.config | (published if family.layers_key in published else {})
-    count, copied = source.sizes["layers"], [layer.of for layer in order]
-    moved = {
-        key: rearranged(key, said, copied, count)
-        for key, said in published.items()
-        if key not in source.config
-    }
-    identity = options["blocks"] == "identity" and "kind" not in options
+    unread = {key: said for key, said in published.items() if key not in source.config}
+    said = {**published, **rearranged(unread, order, source.sizes["layers"])}
+    identity = options["blocks"] == "identity" and not asked
     movable = options.get("place", PLACES[0]) in PLACES
     tried = []
     for arrange in (True, False):
         config = relayered(order, arrange=arrange)
         changed = {key: of for key, of in config.items() if of != source.config.get(key)}
-        types = _derived(source, published, {**published, **moved, **changed})
+        types = _derived(source, published, {**said, **changed})
         fitting = order
         if identity:
-            wanted = relayered(order, derived=types.after, arrange=arrange)
+            wanted = relayered(types.taken_by(order), arrange=arrange)
             fitting = _fit_kinds(source, wanted, order, types, movable)
-        others = types.others(fitting)
+        others = types.others(fitting, asked)
         if not others:
-            return relayered(fitting, derived=types.after, arrange=arrange), fitting, []
+            fitting = types.taken_by(fitting)
+            return relayered(fitting, arrange=arrange), fitting, []
         tried.append((config, types, others))
     config, types, others = tried[0]
     if identity:
         order = _fit_kinds(source, config, order, Types({}, {}), movable)
-    said = published | moved
     config, warnings = _contradicted(family, relayered(order), order, types, others, said)
     return config, order, warnings
 
@@ -152,12 +140,31 @@ class Types(NamedTuple):
         """Whether a layer has the types that its place would derive."""
         return all(self.before[key][layer.of] == self.after[key][place] for key in self.before)
 
-    def others(self, order: Sequence[Layer]) -> dict[str, int]:
-        """For each list, the first place of a layer that needs another entry than derived there."""
+    def taken_by(self, order: Sequence[Layer]) -> list[Layer]:
+        """The layers with the types that their places would derive."""
+        return [
+            replace(
+                layer,
+                entries={
+                    key: self.after[key][place]
+                    for key, entries in self.before.items()
+                    if entries[layer.of] != self.after[key][place]
+                },
+            )
+            for place, layer in enumerate(order)
+        ]
+
+    def others(self, order: Sequence[Layer], asked: bool) -> dict[str, int]:
+        """For each list, the first place of a layer that needs another entry than derived there.
+
+        Args:
+            order: the layers.
+            asked: whether a user asks for the kind of new layers, so that they need it.
+        """
         others: dict[str, int] = {}
         for key, entries in self.before.items():
             for place, layer in enumerate(order):
-                counts = layer.kind or not layer.idle
+                counts = asked or not layer.idle
                 if counts and layer.entry(key, entries) != self.after[key][place]:
                     others.setdefault(key, place)
         return others

@@ -26,10 +26,11 @@ from growkit.extras.shrinking.tokens_left import kept_tokens
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Widened, rounded
+from growkit.model.families.family import Layer
 from growkit.model.model import Model
 from growkit.planning.manifest import read_record, source_headers, without_searches
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Layer, Lineage, Plan, Planned
+from growkit.planning.plan import Lineage, Plan, Planned
 from growkit.planning.transforms import Slices, Transform
 
 

@@ -13,11 +13,12 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.extras.shrinking.equal_experts import merged_experts
 from growkit.extras.shrinking.selecting import Selected
+from growkit.model.families.family import Layer
 from growkit.model.model import Model
 from growkit.operations.growth.depth import plan_layers
 from growkit.operations.growth.layer_types import HANDING_ON
 from growkit.planning.operation import Change, Operation
-from growkit.planning.plan import Layer, Plan, Planned
+from growkit.planning.plan import Plan, Planned
 from growkit.planning.router_ties import lost_in_ties
 from growkit.planning.transforms import Kept, Transform
 
