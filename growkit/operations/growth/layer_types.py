@@ -142,15 +142,13 @@ class Types(NamedTuple):
 
     def taken_by(self, order: Sequence[Layer]) -> list[Layer]:
         """The layers with the types that their places would derive."""
+
+        def types_of(layer: Layer, place: int) -> dict[str, Any]:
+            types = {key: entries[place] for key, entries in self.after.items()}
+            return {key: of for key, of in types.items() if self.before[key][layer.of] != of}
+
         return [
-            replace(
-                layer,
-                entries={
-                    key: self.after[key][place]
-                    for key, entries in self.before.items()
-                    if entries[layer.of] != self.after[key][place]
-                },
-            )
+            replace(layer, entries={**layer.entries, **types_of(layer, place)})
             for place, layer in enumerate(order)
         ]
 
