@@ -169,16 +169,9 @@ def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
     """Open two models for a comparison, or the language models inside of multimodal ones.
 
     Raises:
-        InputError: see ``Source.open``; or transformers reads the target with arithmetic for
-            quantised weights.
+        InputError: see ``Source.open``.
     """
     after = target.whole()
-    if after.quantised and after.format.read_by_transformers:
-        raise InputError(
-            f"the target in {after.folder} is quantised, so its own arithmetic would not be "
-            "compared; dequantise it first (growkit convert TARGET OUT --to dense-weights), and "
-            "compare that"
-        )
     if after.wrappers:
         raise InputError(f"{after.notes[0]}, but users would not; save the model without them")
     before = source.whole()

@@ -228,9 +228,49 @@ def test_convert_only_dequantises(qwen3: Path, tmp_path: Path) -> None:
     lacking = cli("convert", bare, tmp_path / "again", "--to", "dense-weights")
     assert lacking.exit_code == 2
     assert "lacks its quantization_config" in " ".join(lacking.output.split())
-    refused = cli("verify", out, qwen3)
-    assert refused.exit_code == 2
-    assert "dequantise it first" in refused.output
+    same = cli("verify", out, qwen3, "--prompts", 1, "--length", 8)
+    assert same.exit_code == 0, same.output
+    assert "with the quantised weights themselves round further" in " ".join(same.output.split())
+
+
+def exchange(state: dict[str, Tensor], one: str, other: str) -> None:
+    for suffix in ("weight", "weight_scale_inv"):
+        names = [f"model.layers.1.{name}.{suffix}" for name in (one, other)]
+        state |= {names[0]: state[names[1]], names[1]: state[names[0]]}
+
+
+SCALES = "model.layers.1.self_attn.o_proj.weight_scale_inv"
+FAULTS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
+    "none": (lambda state: None, "weights are rounded to blocks of few bits, at most"),
+    "inverted": (
+        lambda state: state.update({SCALES: 1 / state[SCALES]}),
+        "self_attn.o_proj.weight of layer 1 is multiplied by about",
+    ),
+    "too large": (
+        lambda state: state.update({SCALES: state[SCALES] * 1.25}),
+        "self_attn.o_proj.weight of layer 1 is multiplied by about 1.25",
+    ),
+    "lost in part": (
+        lambda state: state[SCALES][:1].fill_(0.5),
+        "self_attn.o_proj.weight of layer 1 has blocks of 16 by 16 numbers multiplied by",
+    ),
+    "exchanged": (
+        lambda state: exchange(state, "mlp.gate_proj", "mlp.up_proj"),
+        "mlp.gate_proj.weight of layer 1 holds mlp.up_proj.weight of the source, and is about",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_target_in_blocks_is_told_from_one_with_a_fault(fault: str, tmp_path: Path) -> None:
+    edit, told = FAULTS[fault]
+    source = save_random(tmp_path / "source", Qwen3Config(**SIZES), dtype=torch.bfloat16)
+    target = MAKERS["qwen3"](tmp_path / "target")
+    with edit_weights(target) as state:
+        edit(state)
+    result = growkit.verify(source, target, prompts=1, length=8, max_kl=10.0)
+    assert result["kept"] is (fault == "none"), result["reason"]
+    assert told in growkit.verify(source, target, prompts=1, length=8)["reason"]
 
 
 @pytest.mark.parametrize("case", sorted(cases()))

@@ -257,6 +257,8 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
         else:  # other software may read it
             changed.append(f"{key} in config.json")
     named += [f"not compared: {unseen}"] if unseen else _rewritten(source, target)
+    if target.quantised:
+        named.append("programs that compute with the quantised weights themselves round further")
     changed += [f"the tokenizer ({ids})"] if ids else []
     if source.opened.has("config.json") and target.opened.has("config.json"):
         changed += sidecars.changed_generation(source.opened, target.opened)

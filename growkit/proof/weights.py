@@ -8,6 +8,7 @@ may not make growkit read files outside the two folders, nor start a search: man
 writes contain the results of searches.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -158,6 +159,10 @@ def as_planned(before: Checkpoint, origin: Origin) -> Checkpoint:
 FARTHEST = 0.5
 """Largest distance of a row in blocks of few bits, in norms of the source's: an unrelated row of
 the same norm is about √2 away, a row of zeros 1."""
+
+AS_FACTOR = 0.7
+"""Largest part of this distance that may be a factor. It is the distance itself, squared, of blocks
+whose scales are fitted by least squares."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +330,7 @@ def _compare_directly(origin: Origin, target: Model) -> Recovered:
                     in_blocks[name] = max(away, in_blocks.get(name, 0.0))
                     continue
                 stored = after.stored_as(name) if isinstance(after, ClassWeights) else None
-                if isinstance(target, Checkpoint) and not target.format.read_by_transformers:
+                if isinstance(target, Checkpoint) and is_converted(target):
                     return Recovered(lost=stored or name, converted=True)
                 return Recovered(unknown=origin.unknown, different=stored or name)
     if in_blocks:
@@ -333,9 +338,22 @@ def _compare_directly(origin: Origin, target: Model) -> Recovered:
     return Recovered(recovered=(len(before.tensors), len(before.tensors)))
 
 
+def is_converted(target: Checkpoint) -> bool:
+    """Whether a model of unknown origin can only be a source that was converted or quantised."""
+    return bool(target.quantised) or not target.format.read_by_transformers
+
+
 def _distance(was: Tensor, now: Tensor) -> float:
-    """The largest distance of two rows, in norms of the first; infinite from rows of zeros."""
-    away, size = ((one.double()).norm(dim=-1) for one in (widened(now) - widened(was), was))
+    """The largest distance of two rows, in norms of the first; infinite from rows of zeros.
+
+    It is also infinite if much of the distance is a factor, such as that of a wrong scale: blocks
+    round to both sides.
+    """
+    one, other = widened(was).double(), widened(now).double()
+    away, size = (of.norm(dim=-1) for of in (other - one, one))
+    factor = (one * other).sum() / one.square().sum()
+    if (factor - 1).abs() > AS_FACTOR * away.norm() / size.norm():
+        return math.inf
     return float((away / size)[away > 0].amax())
 
 

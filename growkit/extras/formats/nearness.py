@@ -46,8 +46,10 @@ makes it; the source's tensor itself has none, and is first."""
 LEAST = 8
 """Least number of rows and columns that have factors of their own."""
 
+OWN = "multiplied by factors of up to {:.3g}"
 DISTANCE = "about {:.2g} % of its norm away from the source's"
 AWAY = f"is {DISTANCE}, as after training, averaging or quantisation"
+IN_BLOCKS = f"is {DISTANCE}, as it is stored in blocks of few bits"
 UNRELATED = "is unrelated to the source's, as that of another model, or one that was not loaded"
 
 
@@ -93,7 +95,9 @@ def nearest(before: Model, after: Model, name: str, forms: Forms, width: int) ->
     nearness = _by_rounding(was, now, after.tensors[name].torch_dtype) or _by_factors(was, now)
     if not nearness and alike < ALIKE and (mistake or not distance <= FAR):
         return Nearness(UNRELATED)
-    nearness = nearness or _by_levels(was, now) or Nearness(AWAY)
+    in_blocks = after.rounded_in_blocks(name)
+    nearness = nearness or (Nearness(IN_BLOCKS) if in_blocks else _by_levels(was, now))
+    nearness = nearness or Nearness(AWAY)
     nearness = nearness._replace(number=nearness.number or 100 * distance)
     return nearness._replace(phrase=f"{mistake}, and {nearness.phrase}") if mistake else nearness
 
@@ -151,16 +155,18 @@ def _by_factors(was: Tensor, now: Tensor) -> Nearness | None:
     """Factors that a matrix, rows, columns or blocks have of their own."""
     (rows, columns), distance = was.shape, (now - was).norm()
     lost = "as if their scales were lost, inverted or those of others"
-    trials: list[tuple[str, int, int]] = [("is multiplied by about {:.4g}", rows, columns)]
+    trials: list[tuple[str, int, int]] = []
     if rows >= LEAST and columns >= LEAST:
-        trials.append((f"has its rows multiplied by factors of up to {{:.3g}}, {lost}", 1, columns))
+        trials.append((f"has its rows {OWN}, {lost}", 1, columns))
         how = "as if a norm were folded into it or it were smoothed before quantisation"
-        trials.append((f"has its columns multiplied by factors of up to {{:.3g}}, {how}", rows, 1))
+        trials.append((f"has its columns {OWN}, {how}", rows, 1))
     for size in BLOCKS:
         if columns % size == 0 and size < columns:
-            what = f"has blocks of {size} numbers in a row"
-            trials.append((f"{what} multiplied by factors of up to {{:.3g}}, {lost}", 1, size))
-    for phrase, tall, wide in trials:
+            trials.append((f"has blocks of {size} numbers in a row {OWN}, {lost}", 1, size))
+            if rows % size == 0:
+                trials.append((f"has blocks of {size} by {size} numbers {OWN}, {lost}", size, size))
+    trials.sort(key=lambda trial: -trial[1] * trial[2])  # few factors first
+    for phrase, tall, wide in [("is multiplied by about {:.4g}", rows, columns), *trials]:
         one, other = (t.view(rows // tall, tall, columns // wide, wide) for t in (was, now))
         factors = (one * other).sum((1, 3)) / one.square().sum((1, 3)).clamp(min=1e-300)
         rest = (other - factors[:, None, :, None] * one).norm()

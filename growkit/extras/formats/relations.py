@@ -20,6 +20,9 @@ ROWS, LARGEST_RANK, LEAST_PART = 512, 256, 0.8
 """Rows by which a rank is estimated, the largest of an adapter, and the least part of a difference,
 in squares, that has this rank; the rest is rounding."""
 
+NEGLIGIBLE = 0.1
+"""Largest change of a row or column, relative to the largest one, that is not counted."""
+
 GONE = 0.1
 """Largest part of a direction that rounding leaves of one that was removed."""
 
@@ -118,7 +121,10 @@ def _order_in_words(order: Tensor, what: str, name: str, sizes: Mapping[str, int
 
 
 def rank_of_change(before: Model, after: Model, name: str) -> int:
-    """The rank of the difference of two matrices, but for rounding; 0 if it is not low."""
+    """The rank of the difference of two matrices, but for rounding; 0 if it is not low.
+
+    That of few rows or columns is not low: it could not be higher.
+    """
     if len(shape_of(after, name)) != 2:
         return 0
     rows = slice(0, ROWS)
@@ -127,10 +133,9 @@ def rank_of_change(before: Model, after: Model, name: str) -> int:
     noise = _spacing(stored) * now.square().mean().sqrt() * sum(size**0.5 for size in now.shape)
     squares = torch.linalg.eigvalsh((now - was) @ (now - was).T)
     large = squares[squares > noise**2]
-    low = (
-        len(large) <= min(LARGEST_RANK, min(now.shape) // 2)
-        and 2 * (now != was).sum() > now.numel()
-    )
+    by_line = ((now - was).norm(dim=dim) for dim in (0, 1))
+    lines = min(int((norms > NEGLIGIBLE * norms.max()).sum()) for norms in by_line)
+    low = len(large) <= min(LARGEST_RANK, lines // 2) and 2 * (now != was).sum() > now.numel()
     return len(large) if low and large.sum() > LEAST_PART * squares.sum() else 0
 
 

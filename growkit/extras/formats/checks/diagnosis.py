@@ -33,6 +33,7 @@ from growkit.model.model import Derived, Model
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
+from growkit.proof.weights import is_converted
 from growkit.results.proof_result import Finding, Section, counted
 
 NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
@@ -70,8 +71,7 @@ def diagnose(pair: Pair, function: Function) -> Section | None:
 
     Another program's format holds the weights of the source, whatever the logits show.
     """
-    foreign = not pair.after.format.read_by_transformers
-    if not pair.origin.unknown or (function.kept and not foreign) or pair.adapter:
+    if not pair.origin.unknown or (function.kept and not is_converted(pair.after)) or pair.adapter:
         return None
     section = explain_weights(pair.before, pair.after)
     if function.kept:
@@ -152,6 +152,10 @@ class Shortened(Derived):
             rows = (where[0] if where else None) or slice(None)
             where = slice(*rows.indices(self._rows[name])[:2]), *where[1:]
         return super().read(name, *where)
+
+    def rounded_in_blocks(self, name: str) -> bool:
+        """See ``Weights``."""
+        return self.source.rounded_in_blocks(name)
 
 
 def _rest(was: Model, now: Model, told: set[str]) -> list[str]:
