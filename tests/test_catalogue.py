@@ -14,10 +14,10 @@ from growkit.cli.catalogue import catalogue, table
 from growkit.model.families.family import families
 from growkit.pipeline import inspection
 from growkit.planning.operation import operations
-from growkit.results.growth_result import Abilities, Answer
 from tests.catalogue import BEGIN, FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import cli, edit_json, seeded
 from tests.families import CONFIGS
+from tests.test_python import as_json
 
 COMMAND = """
 import sys
@@ -30,18 +30,14 @@ except SystemExit:
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [(f.name, kind) for f in families().values() for kind in f.model_types if kind.islower()],
 )
 def test_the_page_shows_what_the_command_says(family: str, kind: str) -> None:
-    """Of every family, without torch; ``python -m tests.catalogue`` writes it."""
-    command = [sys.executable, "-c", COMMAND, kind]
-    (found,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    for verb in ("grow", "convert"):
-        found[verb] = [Answer(**answer) for answer in found[verb]]
-    row = Abilities(**found)
+    """Of every family; ``python -m tests.catalogue`` writes it."""
+    (row,) = catalogue(kind)
     assert (row.family, row.model_types) == (family, [kind])
     assert all(answer.promise or answer.why for answer in row.grow + row.convert)
     rows = re.findall(r"\| ([^|]+) \| (.*) \| (.*) \|", FILE.read_text("utf-8").partition(BEGIN)[2])
@@ -55,6 +51,12 @@ def test_the_page_shows_what_the_command_says(family: str, kind: str) -> None:
     for answer in row.grow:  # the control: with other answers it is another page
         answer.promise = None
     assert table([row])[1][2:] != cells
+
+
+def test_the_command_imports_no_torch() -> None:
+    command = [sys.executable, "-c", COMMAND, "llama"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert json.loads(done.stdout) == as_json(catalogue("llama"))
 
 
 def test_families_are_listed_in_brief_and_shown_one_by_one() -> None:
