@@ -11,8 +11,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 import growkit
 from growkit.base import limits
@@ -270,62 +268,6 @@ def test_the_loss_of_a_text_rests_on_more_tokens_than_the_function(
     result = growkit.grow(MODEL, tmp_path / "out", ffn="x2", verify=settings)
     logits = result["verification"]["sections"]["logits"]
     assert (logits["tokens"], logits["predictions"]) == (tokens, tokens - 8)
-
-
-SIZES: dict[str, Any] = {"num_hidden_layers": 3, "head_dim": 4, "tie_word_embeddings": False}
-WIDER = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-
-
-def hypercloned(name: str, weight: Tensor) -> Tensor:
-    """The published rule for what is twice as wide, without noise (arXiv 2409.12903, section 3).
-
-    A linear layer becomes [[W/2, W/2], [W/2, W/2]]; embeddings, norms and biases are repeated.
-    """
-    if weight.dim() == 1:
-        return weight.repeat(2)
-    if "embed_tokens" in name:
-        return weight.repeat(1, 2)
-    return weight.repeat(1 if "lm_head" in name else 2, 2) / 2
-
-
-def hyperclone(source: Path, folder: Path, **faults: float) -> Path:
-    """Grow by the published rule; a fault multiplies the weight of a module of its name."""
-    config = AutoConfig.from_pretrained(source)
-    for key in WIDER:
-        setattr(config, key, 2 * getattr(config, key))
-    model = AutoModelForCausalLM.from_config(config).double()  # no factor is rounded
-    state = {}
-    for name, weight in AutoModelForCausalLM.from_pretrained(source).state_dict().items():
-        factor = faults.get(name.split(".")[-2], 1.0)
-        state[name] = hypercloned(name, weight.double()) * factor
-    model.load_state_dict(state)
-    model.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> Path:
-    return save_model(tmp_path / "llama", "llama", **SIZES)
-
-
-def test_what_hypercloning_makes_is_preserved(llama: Path, tmp_path: Path) -> None:
-    grown = hyperclone(llama, tmp_path / "grown")
-    result = growkit.verify(llama, grown, **QUICK)
-    assert result["kept"]
-    assert result.sections.weights.recovered is None
-    assert "weights were not compared" in result["reason"]
-    assert result.sections.logits.negative_control_caught
-    assert result["fault"] is None
-    assert all(mode["kept"] is not False for mode in result.sections.modes.modes)
-
-
-def test_a_head_that_is_split_once_too_often(llama: Path, tmp_path: Path) -> None:
-    """As in hypercloning's OPT, whose head is tied, and split nevertheless: half of all logits."""
-    grown = hyperclone(llama, tmp_path / "grown", lm_head=0.5)
-    result = growkit.verify(llama, grown, **QUICK)
-    assert not result["kept"]
-    assert result.sections.logits.first_difference == "lm_head"
-    assert result["fault"]["factor"] == pytest.approx(0.5)
 
 
 def test_encoders_with_decoders_are_refused(tmp_path: Path) -> None:
