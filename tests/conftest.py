@@ -30,7 +30,6 @@ from growkit.cli.demo import MODEL
 from growkit.engine import lending
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_internals import uninitialised
-from growkit.extras.differential.modeling import register
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.proof import mode_results
 
@@ -40,7 +39,7 @@ torch.set_num_threads(1)  # tiny models: a second thread only costs
 os.fsync = lambda descriptor: None  # nor does any machine lose power
 testing._get_command = cache(get_command)  # made once, as in a process of its own
 
-register()
+growkit.register_own_classes()
 
 KINDS = ("llama", "mistral", "diffllama", "diff_transformer")
 TOKENS = 12

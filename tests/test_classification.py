@@ -19,12 +19,10 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import ModelOutput, generic
 
 import growkit
+from growkit.extras.differential.diff_family import FAMILY
 from growkit.extras.differential.modeling import (
-    AUTO_MAP,
-    OLDEST_TRANSFORMERS,
     configuration_diff_transformer,
     differential_attention,
-    model_code,
 )
 from tests.conftest import save_model
 from tests.test_modeling import VARIANTS
@@ -68,23 +66,23 @@ def test_the_code_beside_the_weights_classifies(
     folder = save_model(tmp_path / "model", "diff_transformer")
     auto = f"AutoModelFor{kind}Classification"
     monkeypatch.setitem(sys.modules, "growkit", None)  # any import of it fails
-    cls = get_class_from_dynamic_module(AUTO_MAP[auto], folder)
-    config = get_class_from_dynamic_module(AUTO_MAP["AutoConfig"], folder)
+    cls = get_class_from_dynamic_module(FAMILY.auto_map[auto], folder)
+    config = get_class_from_dynamic_module(FAMILY.auto_map["AutoConfig"], folder)
     assert not cls.__module__.startswith("growkit")
     model = cls.from_pretrained(folder, config=config.from_pretrained(folder, num_labels=3))
     assert model(torch.arange(8)[None]).logits.shape[-1] == 3
     model.save_pretrained(tmp_path / "saved")
-    assert model_code().keys() <= {file.name for file in (tmp_path / "saved").iterdir()}
+    assert FAMILY.code().keys() <= {file.name for file in (tmp_path / "saved").iterdir()}
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())
-    assert saved["auto_map"][auto] == AUTO_MAP[auto]
+    assert saved["auto_map"][auto] == FAMILY.auto_map[auto]
 
 
 def test_a_grown_model_names_every_class_of_its_code(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "diff_transformer")
     named = json.loads((source / "config.json").read_text())["auto_map"]
-    assert named.items() < AUTO_MAP.items()  # transformers names the class that was saved
+    assert named.items() < FAMILY.auto_map.items()  # transformers names the class that was saved
     growkit.grow(source, tmp_path / "out", ffn="x2", verify=False)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"] == AUTO_MAP
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"] == FAMILY.auto_map
 
 
 @pytest.mark.parametrize(("version", "fits"), [("4.56.2", False), ("4.57.0", True)])
@@ -92,7 +90,9 @@ def test_an_older_transformers_is_refused_in_a_sentence(
     version: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
-    assert configuration_diff_transformer.OLDEST_TRANSFORMERS == OLDEST_TRANSFORMERS
+    assert (
+        f"transformers {configuration_diff_transformer.OLDEST_TRANSFORMERS} or" in FAMILY.loads_with
+    )
     file = Path(differential_attention.__file__).with_name("configuration_diff_transformer.py")
     spec = importlib.util.spec_from_file_location("copied", file)
     module = importlib.util.module_from_spec(spec)

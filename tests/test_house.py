@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import growkit
-from growkit import proof
-from growkit.extras.differential import own_classes
+from growkit import extras, proof
 from growkit.extras.formats import quantised
 from growkit.extras.optimizer import formats
 from growkit.model import families
@@ -50,46 +50,46 @@ class ToMistral(Operation):
 
 OPERATION = ToMistral()
 """
-OWN_CLASS = """
-from dataclasses import replace
+OWN_CLASS = '''
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
-from transformers import AutoConfig, AutoModelForCausalLM
+DESCRIPTION = """
+family: Twin
+model_type: twin
+extends: qwen3
+constants: {one: 1}
+upgrades:
+  hybrid: {qwen3: {}}
+tensors:
+  model.gain: {pattern: one, start: 0.0}
+"""
 
-from growkit.model.families.family import described
-from growkit.planning.own_class import OwnClass
 
-CODE = '''
-from transformers import LlamaConfig, LlamaForCausalLM
-
-
-class TwinConfig(LlamaConfig):
+class TwinConfig(Qwen3Config):
     model_type = "twin"
 
 
-class TwinForCausalLM(LlamaForCausalLM):
+class TwinModel(Qwen3Model):
     config_class = TwinConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.gain = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, *args, **kwargs):
         output = super().forward(*args, **kwargs)
-        output.logits = 2 * output.logits
+        output.last_hidden_state = (1 + self.gain) * output.last_hidden_state
         return output
+
+
+class TwinForCausalLM(Qwen3ForCausalLM):
+    config_class = TwinConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = TwinModel(config)
 '''
-exec(CODE)
-FAMILY = replace(
-    described({"family": "Twin", "model_type": "twin", "extends": "llama"}, "Twin"),
-    architecture="TwinForCausalLM",
-    auto_map={"AutoConfig": "twin.TwinConfig", "AutoModelForCausalLM": "twin.TwinForCausalLM"},
-    code=lambda: {"twin.py": CODE.encode()},
-)
-
-
-def register():
-    AutoConfig.register("twin", TwinConfig, exist_ok=True)
-    AutoModelForCausalLM.register(TwinConfig, TwinForCausalLM, exist_ok=True)
-
-
-OWN_CLASS = OwnClass(FAMILY, register, lambda family: False, lambda config, where: config, None)
-"""
 STATES = """
 from dataclasses import replace
 
@@ -188,8 +188,9 @@ def add_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, 
     """Puts one file into a package."""
 
     def add(package: Any, name: str, text: str) -> None:
-        (tmp_path / name).write_text(text)
-        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+        (tmp_path / "added").mkdir()
+        (tmp_path / "added" / name).write_text(text)
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path / "added")])
 
     return add
 
@@ -227,16 +228,27 @@ def test_a_conversion_to_another_class_is_one_new_file(tmp_path: Path, add_file:
 
 
 def test_a_class_of_ones_own_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
-    """The written folder has its code, and loads without growkit's registration."""
-    add_file(own_classes, "twin.py", OWN_CLASS)
-    source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
-    edit_config(source, model_type="twin", architectures=["TwinForCausalLM"])
-    assert growkit.grow(source, out, hidden="x2", verify=growkit.Settings(prompts=1))["kept"]
-    assert "class TwinForCausalLM" in (out / "twin.py").read_text()
-    assert json.loads((out / "config.json").read_text())["auto_map"]["AutoConfig"]
+    """Models are converted to it, and folders with its code load without growkit."""
+    add_file(extras, "modeling_twin.py", OWN_CLASS)
+    quick = growkit.Settings(prompts=1, length=12)
+    source, twin, out = (
+        save_model(tmp_path / "source", "qwen3"),
+        tmp_path / "twin",
+        tmp_path / "out",
+    )
+    assert growkit.convert(source, twin, to="hybrid", verify=quick)["kept"]
+    with edit_weights(twin) as tensors:
+        tensors["model.gain"] += 0.5
+    assert relative_error(source, twin) > 1e-3
+    assert growkit.grow(twin, out, hidden="x2", verify=quick)["kept"]
+    AutoModelForCausalLM.from_pretrained(out).save_pretrained(tmp_path / "trained")
+    for folder in (out, tmp_path / "trained"):
+        copied = get_class_from_dynamic_module("modeling_twin.TwinForCausalLM", folder)
+        assert not copied.__module__.startswith("growkit")
+        assert copied.from_pretrained(folder).model.gain == 0.5
     with edit_weights(out) as tensors:
-        tensors["model.norm.weight"] *= 2
-    assert not growkit.verify(source, out, prompts=1)["kept"]
+        tensors["model.gain"] *= 2
+    assert not growkit.verify(twin, out, quick)["kept"]
 
 
 def test_a_format_of_optimizer_states_is_one_new_file(tmp_path: Path, add_file: Any) -> None:
@@ -326,7 +338,7 @@ def test_no_family_is_named_outside_its_file() -> None:
     for file in package.rglob("*.py"):
         if (
             file.parent.name in ("families", "formats", "own_classes", "weight_formats")
-            or "modeling" in file.parts
+            or file.name.startswith(("modeling_", "configuration_"))
             or file.name == "diff_family.py"
         ):
             continue

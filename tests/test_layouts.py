@@ -14,7 +14,7 @@ from torch import Tensor
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.transformers_class import resolved
-from growkit.extras.differential.modeling import model_code, register
+from growkit.extras.differential.diff_family import FAMILY
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )
@@ -34,8 +34,6 @@ from tests.conftest import (
     seeded,
     strict_logits,
 )
-
-register()
 
 LIMIT = 1e-12
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -202,7 +200,7 @@ def test_any_layout_is_read(layout: str, seed: int, tmp_path: Path) -> None:
     source = save(tmp_path / "source", layout, seed, dtype, **(UNSAID | DRAW[layout](choose)))
     target = convert(source, "diff-transformer", shard_size=choose.choice(["5GB", "4KB"]))
     assert error(source, target) < LIMIT
-    assert all((target / name).exists() for name in model_code())
+    assert all((target / name).exists() for name in FAMILY.code())
 
 
 def expressible(choose: Random, layout: str) -> dict[str, Any]:

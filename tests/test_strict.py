@@ -18,11 +18,8 @@ from growkit.engine import layerwise
 from growkit.engine.device import CPU, choose_device, reproducible, settings
 from growkit.engine.forward import Forward
 from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, strict_float64
-from growkit.extras.differential.modeling import register
 from tests.architectures import config_of
 from tests.conftest import KINDS
-
-register()
 
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
 

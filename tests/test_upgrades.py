@@ -16,9 +16,7 @@ import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.extras.upgrades.modeling.latent_granite.modeling_latent_granite import (
-    LatentGraniteHeadNorm,
-)
+from growkit.extras.upgrades.modeling_latent_granite import LatentGraniteHeadNorm
 from tests.conftest import (
     distance,
     edit_json,

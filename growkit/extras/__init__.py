@@ -4,5 +4,6 @@ Each package is one extra. ``growkit.base.lazy.of_extras`` looks in it for the p
 ``conversions``, ``reductions`` (ways to shrink), ``own_classes``, ``checks``, ``weight_formats``,
 ``quantised``, ``companions`` (files that grow with a model), ``results`` (that commands print) and
 ``views`` (of these), with a file for each of these; and for a module ``families`` that describes
-further families.
+further families. Its descriptions of families (YAML) and classes (``modeling_NAME.py``) are found
+in any of its folders.
 """

@@ -1,20 +1,21 @@
-"""Classes of growkit's own: models that transformers has no class for run as models of one.
+"""Classes of growkit's own (``growkit.model.families.own_code``), as transformers knows them.
 
-A class is one file in the folder ``own_classes`` of an extra. Its family has the code, which is
-copied next to the weights.
+Models of other families that transformers has no class for run as models of one; how is a file in
+the folder ``own_classes`` of an extra.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from growkit.base.lazy import registered
 from growkit.base.tensors import Config
 from growkit.model.families.family import Family, known_family
+from growkit.model.families.own_code import auto_map_of, modeling_files, package_of
 from growkit.model.model import Model
 from growkit.planning.plan import Plan, Planned
 from growkit.results.growth_result import Attention
@@ -22,11 +23,10 @@ from growkit.results.growth_result import Attention
 
 @dataclass(frozen=True)
 class OwnClass:
-    """A class of growkit's own.
+    """How models of other families run as models of a class of growkit's own.
 
     Attributes:
         family: the family of its models.
-        register: registers it with transformers' auto classes.
         runs: whether models of a family can run as models of the class.
         config: from the config of such a model and its name in messages, the config of the class.
             It raises ``InputError`` if the class cannot express the model.
@@ -35,47 +35,37 @@ class OwnClass:
     """
 
     family: Family
-    register: Callable[[], None]
     runs: Callable[[Family], bool]
     config: Callable[[Config, str], Config]
     plan: Callable[[Model], Plan]
     attention: Callable[[Model], Attention | None] = lambda model: None
 
 
-def code_in(folder: Path) -> dict[str, bytes]:
-    """The files of a model's code, by name; those that begin with an underscore are growkit's."""
-    return {file.name: file.read_bytes() for file in sorted(folder.glob("[!_]*.py"))}
-
-
-def register_classes(model_type: str, auto_map: Mapping[str, str], package: str) -> None:
-    """Register the classes of a model with transformers' auto classes.
-
-    Args:
-        model_type: the type of its config.
-        auto_map: the module and the name of each class, by auto class.
-        package: the package of these modules.
-    """
-    import transformers
-
-    def find(place: str) -> Any:
-        module, _, name = place.rpartition(".")
-        return getattr(import_module(f"{package}.{module}"), name)
-
-    config = find(auto_map["AutoConfig"])
-    transformers.AutoConfig.register(model_type, config, exist_ok=True)
-    for auto in auto_map.keys() - {"AutoConfig"}:
-        getattr(transformers, auto).register(config, find(auto_map[auto]), exist_ok=True)
-
-
 def own_classes() -> dict[str, OwnClass]:
-    """All classes of growkit's own, by the names of their modules."""
+    """The classes as which models of other families run, by the names of their modules."""
     return registered("own_classes", "OWN_CLASS")
 
 
 def register_own_classes() -> None:
     """Register growkit's classes with transformers, so that no folder's code is needed."""
-    for own in own_classes().values():
-        own.register()
+    for file in modeling_files().values():
+        _register(file)
+
+
+@cache
+def _register(file: Path) -> None:
+    import transformers
+
+    package, classes = package_of(file), {}
+    for auto, place in auto_map_of(file).items():
+        module, _, name = place.rpartition(".")
+        classes[auto] = getattr(import_module(f"{package}.{module}"), name)
+    for auto, cls in classes.items():
+        cls.register_for_auto_class(auto)  # ``save_pretrained`` then copies the code
+    config = classes.pop("AutoConfig")
+    transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
+    for auto, cls in classes.items():
+        getattr(transformers, auto).register(config, cls, exist_ok=True)
 
 
 def substitute(config: Config) -> OwnClass | None:

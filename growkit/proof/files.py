@@ -498,5 +498,13 @@ def _has_earlier_code(target: Checkpoint, wanted: Config) -> bool:
         and not changed_since(target, [*names, "config.json"])
         and isinstance(classes, dict)
         and {"AutoConfig", "AutoModelForCausalLM"} <= classes.keys()
-        and all(wanted["auto_map"].get(key) == name for key, name in classes.items())
+        and all(
+            _same_class(name, wanted["auto_map"].get(key), names) for key, name in classes.items()
+        )
     )
+
+
+def _same_class(before: object, now: object, files: Collection[str]) -> bool:
+    """Whether an ``auto_map`` names a class that may have been in another file of the folder."""
+    module, _, name = str(before).rpartition(".")
+    return f"{module}.py" in files and name == str(now).rpartition(".")[2]

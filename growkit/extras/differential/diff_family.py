@@ -8,13 +8,8 @@ from dataclasses import replace
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
-from growkit.extras.differential.modeling import (
-    ARCHITECTURE,
-    AUTO_MAP,
-    OLDEST_TRANSFORMERS,
-    model_code,
-)
-from growkit.model.families.family import shipped_family
+from growkit.model.families.family import shipped_family, with_code
+from growkit.model.families.own_code import modeling_files
 
 ATTENTION = "model.layers.{layer}.self_attn."
 
@@ -90,19 +85,16 @@ def variant(config: Config) -> str:
 
 DESCRIBED = shipped_family("diff_transformer")
 
-FAMILY = replace(
-    DESCRIBED,
-    architecture=ARCHITECTURE,
-    defaults={
-        **DESCRIBED.defaults,
-        "lambda_init": default_lambda_init,
-        "attention_multiplier": lambda config: config["head_dim"] ** -0.5,
-    },
-    check=check_config,
-    loads_with=(
-        f"transformers {OLDEST_TRANSFORMERS} or later with trust_remote_code=True (the code is "
-        "next to the weights)"
+FAMILY = with_code(
+    replace(
+        DESCRIBED,
+        defaults={
+            **DESCRIBED.defaults,
+            "lambda_init": default_lambda_init,
+            "attention_multiplier": lambda config: config["head_dim"] ** -0.5,
+        },
+        check=check_config,
     ),
-    auto_map=AUTO_MAP,
-    code=model_code,
+    modeling_files()["diff_transformer"],
+    oldest="4.57",  # the config repeats it
 )

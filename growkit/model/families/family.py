@@ -1,6 +1,7 @@
 """Model families: tensor names and axes as data.
 
-Each YAML file of this package describes one family (``growkit.model.families.family_yaml``).
+Each YAML file of this package describes one family (``growkit.model.families.family_yaml``), and
+so may the code of a class of growkit's own (``growkit.model.families.own_code``).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,13 @@ from growkit.model.families.family_parts import (
     Without,
     component_of,
 )
-from growkit.model.families.family_yaml import read_description, read_shipped, shipped
+from growkit.model.families.family_yaml import (
+    read_description,
+    read_shipped,
+    shipped,
+    shipped_text,
+)
+from growkit.model.families.own_code import auto_map_of, code_of
 
 MAX_ROWS = 1 << 22
 """Limit for the rows or columns of a tensor, except for those of the vocabulary."""
@@ -451,7 +458,29 @@ def shipped_family(name: str) -> Family:
 
 @cache
 def _shipped_family(file: Path) -> Family:
-    return described(read_shipped(file), str(file))
+    family = described(read_shipped(file), str(file))
+    return with_code(family, file) if file.suffix == ".py" else family
+
+
+def with_code(family: Family, file: Path, oldest: str = "5.24") -> Family:
+    """A family with classes of growkit's own (``growkit.model.families.own_code``).
+
+    Args:
+        family: the family without them.
+        file: their file.
+        oldest: the oldest version of transformers that runs them.
+    """
+    auto_map = auto_map_of(file)
+    return replace(
+        family,
+        architecture=auto_map["AutoModelForCausalLM"].rpartition(".")[-1],
+        loads_with=(
+            f"transformers {oldest} or later with trust_remote_code=True (the code is next to the "
+            "weights)"
+        ),
+        auto_map=auto_map,
+        code=partial(code_of, file),
+    )
 
 
 def families(key: str = "family", naming: str = "") -> dict[str, Family]:
@@ -466,17 +495,11 @@ def families(key: str = "family", naming: str = "") -> dict[str, Family]:
     of_files = {
         name: _shipped_family(file)
         for name, file in files
-        if f"\n{key}:" in _text(file) and naming in _text(file)
+        if f"\n{key}:" in shipped_text(file) and naming in shipped_text(file)
     }
     of_modules = registered("own_classes", "OWN_CLASS")
     own = {name: own_class.family for name, own_class in of_modules.items()}
     return dict(sorted((of_files | own).items()))
-
-
-@cache
-def _text(file: Path) -> str:
-    """The text of a file, after an empty line."""
-    return "\n" + file.read_text("utf-8")
 
 
 def known_family(config: Config, described: Family | None = None) -> Family | None:

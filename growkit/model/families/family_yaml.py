@@ -24,7 +24,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from graphlib import CycleError, TopologicalSorter
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.parsing import check_kind
 from growkit.base.tensors import Config
-from growkit.model.families import family_parts
+from growkit.model.families import family_parts, own_code
 from growkit.model.families.expressions import LAYER, Expression, parse_expression
 from growkit.model.families.family_parts import (
     NEW,
@@ -46,9 +45,6 @@ from growkit.model.families.family_parts import (
     Tensor,
     Without,
 )
-
-PACKAGES = "growkit.model.families", "growkit.extras"
-"""Their folders have the descriptions."""
 
 NEEDED = ("family", "model_type", "sizes", "tensors")
 
@@ -72,20 +68,33 @@ TIED_TO_NO_NORM = (
 
 
 def shipped() -> dict[str, Path]:
-    """The descriptions in the package and its extras, by the names of the files."""
-    return _files(tuple(folder for name in PACKAGES for folder in import_module(name).__path__))
+    """The files with the descriptions in the package and its extras, by name.
+
+    They are NAME.yaml, or modeling_NAME.py (``growkit.model.families.own_code``).
+    """
+    return _files(tuple(own_code.folders()))
 
 
 @cache
-def _files(folders: tuple[str, ...]) -> dict[str, Path]:
-    return {file.stem: file for folder in folders for file in sorted(Path(folder).rglob("*.yaml"))}
+def _files(folders: tuple[Path, ...]) -> dict[str, Path]:
+    files = {file.stem: file for folder in folders for file in sorted(folder.rglob("*.yaml"))}
+    code = own_code.modeling_files().items()
+    return files | {name: file for name, file in code if shipped_text(file)}
+
+
+@cache
+def shipped_text(file: Path) -> str:
+    """The text of a description of this package, which begins with an empty line."""
+    if file.suffix == ".py":
+        return own_code.description_in(file)
+    return "\n" + file.read_text("utf-8")
 
 
 @cache
 def read_shipped(file: Path) -> dict[str, Any]:
     """Read a description of this package, with inherited entries filled in."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
-    return extended(yaml.load(file.read_text(encoding="utf-8"), loader), str(file))  # noqa: S506
+    return extended(yaml.load(shipped_text(file), loader), str(file))  # noqa: S506
 
 
 def extended(content: Mapping[str, Any], where: str) -> dict[str, Any]:

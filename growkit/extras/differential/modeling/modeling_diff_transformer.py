@@ -309,9 +309,9 @@ class DiffTransformerAttention(nn.Module):
         """Cache new keys and values; return the number of earlier tokens, all keys and values."""
         past, rows = cache.get_seq_length(self.layer_idx), key.shape[2]
         built_in = self.config._attn_implementation in BUILT_IN
-        if not built_in or not isinstance(past, Tensor) or visibility.visible is not None:
+        if not built_in or visibility.visible is not None:
             return past, *update(cache, key, value, self.layer_idx)
-        past = int(past)  # the tensor of a static cache changes with the update
+        past = int(past)  # the tensor of a static cache, if it has one yet, changes with the update
         key, value = update(cache, key, value, self.layer_idx)
         return past, key[:, :, : past + rows], value[:, :, : past + rows]
 

@@ -5,17 +5,88 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    LinearAttentionAndStaticFullAttentionLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
 
-from .configuration_hybrid_diff import HybridDiffConfig
+from .configuration_diff_transformer import DiffTransformerConfig
+from .integral_cache import StaticHeadsLayer
 from .modeling_diff_transformer import (
     DiffTransformerDecoderLayer,
     DiffTransformerForCausalLM,
     DiffTransformerModel,
 )
-from .seen_tokens import find_packed_texts
+from .seen_tokens import PackedTexts, find_packed_texts, repack
+
+DESCRIPTION = """
+family: Hybrid DIFF Transformer
+model_type: hybrid_diff
+extends: diff_transformer
+sizes:
+  mamba_d_ssm: inner
+  mamba_n_heads: mixer_heads
+  mamba_n_groups: mixer_groups
+  mamba_d_state: state
+  mamba_d_conv: kernel
+assumed:  # nothing: --to hybrid writes all of them
+  mamba_conv_bias: null
+  mamba_proj_bias: null
+  mamba_rms_norm: null
+  projectors_bias: null
+upgrades:
+  hybrid:
+    diff_transformer: {only: {integral: [none]}}
+tensors:
+  model.layers.{layer}.mamba.in_proj.weight:
+    pattern: inner + inner + mixer_groups.state + mixer_groups.state + mixer_heads <- hidden
+    bias: mamba_proj_bias
+  model.layers.{layer}.mamba.conv1d.weight:
+    pattern: inner + mixer_groups.state + mixer_groups.state, one, kernel
+  model.layers.{layer}.mamba.conv1d.bias:
+    {pattern: inner + mixer_groups.state + mixer_groups.state, when: mamba_conv_bias}
+  model.layers.{layer}.mamba.dt_bias: {pattern: mixer_heads, start: time_steps}
+  model.layers.{layer}.mamba.A_log: {pattern: mixer_heads, start: decays}
+  model.layers.{layer}.mamba.D: {pattern: mixer_heads, start: 1.0}
+  model.layers.{layer}.mamba.norm.weight: {pattern: inner, when: mamba_rms_norm}
+  model.layers.{layer}.mamba.out_proj.weight: {pattern: hidden <- inner, bias: projectors_bias}
+"""
+
+
+class HybridDiffConfig(DiffTransformerConfig):
+    """The DIFF Transformer's config, and all of Falcon-H1's keys for the mixer.
+
+    Raises:
+        ValueError: see ``DiffTransformerConfig``; or there is an integral.
+    """
+
+    model_type = "hybrid_diff"
+    time_step_limit = (0.0, float("inf"))
+    ssm_in_multiplier = 1.0
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if self.integral != "none":
+            raise ValueError(f"integral is {self.integral!r}; a hybrid has none")
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What the cache holds of each layer."""
+        return ["hybrid"] * self.num_hidden_layers
+
+
+class StaticHybridLayer(LinearAttentionAndStaticFullAttentionLayer, StaticHeadsLayer):
+    """Static layer with a mixer's state, whose values may have other heads than the keys."""
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Allocate keys and values, given by position, or one of the mixer's states."""
+        if args:
+            StaticHeadsLayer.lazy_initialization(self, *args)
+        else:
+            super().lazy_initialization(**kwargs)
 
 
 class HybridDiffDecoderLayer(DiffTransformerDecoderLayer):
@@ -33,12 +104,22 @@ class HybridDiffDecoderLayer(DiffTransformerDecoderLayer):
         position_embeddings: tuple[Tensor, Tensor],
         cache: Any = None,
         real: Tensor | None = None,
+        packed: tuple[PackedTexts, ...] = (),
         **kwargs: Any,
     ) -> Tensor:
-        """See ``DiffTransformerDecoderLayer``; real is [batch, rows], 0 for padding."""
+        """See ``DiffTransformerDecoderLayer``.
+
+        In addition: ``real``, [batch, rows], 0 for padding, and ``packed``, the texts that rows
+        hold, whose states the mixer keeps apart.
+        """
         read = self.input_layernorm(hidden_states)
         attended, _ = self.self_attn(read, position_embeddings, cache, **kwargs)
-        attended = attended + self.mamba(read, cache, real)
+        if packed:
+            texts = [self.mamba(read.flatten(0, 1)[of.indices], None, of.real) for of in packed]
+            mixed = repack(packed, [text.unsqueeze(1) for text in texts], len(read)).squeeze(1)
+        else:
+            mixed = self.mamba(read, cache, real)
+        attended = attended + mixed
         hidden_states = hidden_states + self.residual_multiplier * attended
         added: Tensor = self.mlp(self.post_attention_layernorm(hidden_states))
         return hidden_states + self.residual_multiplier * added
@@ -60,7 +141,7 @@ class HybridDiffModel(DiffTransformerModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+        DiffTransformerModel._init_weights(self, module)  # also that of HybridDiffForCausalLM
         if isinstance(module, FalconH1Mixer):
             init.ones_(module.dt_bias)
             init.copy_(module.A_log, torch.arange(1, len(module.A_log) + 1).log())
@@ -73,15 +154,12 @@ class HybridDiffModel(DiffTransformerModel):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """See ``DiffTransformerModel``; the state of a mixer goes through packed texts.
-
-        Raises:
-            ValueError: see there; or texts are packed.
-        """
+        """See ``DiffTransformerModel``."""
         embedded = kwargs.get("inputs_embeds")
         tokens = input_ids if embedded is None else embedded
         if tokens is not None and position_ids is not None and attention_mask is None:
-            find_packed_texts(position_ids, len(tokens), cached=True)
+            cached = bool(kwargs.get("use_cache") or kwargs.get("cache") is not None)
+            kwargs["packed"] = find_packed_texts(position_ids, len(tokens), cached=cached)
         if tokens is not None and attention_mask is not None and attention_mask.dim() == 2:
             kwargs["real"] = attention_mask[:, -tokens.shape[1] :]
         inputs = input_ids, attention_mask, position_ids
@@ -93,6 +171,9 @@ class HybridDiffModel(DiffTransformerModel):
             use_cache = self.config.use_cache and not self.training
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
+        for index, layer in enumerate(cache.layers if cache is not None else ()):
+            if type(layer) is LinearAttentionAndStaticFullAttentionLayer:
+                cache.layers[index] = StaticHybridLayer(layer.max_cache_len)
         return super()._prepare_cache(cache, use_cache)
 
 
@@ -110,6 +191,9 @@ class HybridDiffForCausalLM(DiffTransformerForCausalLM):
         self.model = HybridDiffModel(config)
         self.post_init()
 
-
-HybridDiffModel.register_for_auto_class("AutoModel")
-HybridDiffForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+    @staticmethod
+    def create_masks_for_generate(
+        attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> Tensor | None:
+        """The mask as it is, from which attention and mixers take what they need."""
+        return attention_mask

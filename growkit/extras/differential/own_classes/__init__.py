@@ -1,1 +1,1 @@
-"""Classes of growkit's own, one file each: it defines ``OWN_CLASS``."""
+"""How models run as those of a class of growkit's own, one file each: ``OWN_CLASS``."""

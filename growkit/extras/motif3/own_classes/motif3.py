@@ -4,7 +4,6 @@ Motif's own class needs flash attention, which has neither float64 nor the CPU.
 """
 
 from growkit.base.tensors import Config
-from growkit.extras.motif3.modeling import MODEL_TYPE, register
 from growkit.model.families.family import Family, shipped_family
 from growkit.model.model import Model
 from growkit.planning.own_class import OwnClass
@@ -12,6 +11,7 @@ from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept
 from growkit.results.growth_result import Attention
 
+MODEL_TYPE = "motif3"
 FAMILY = shipped_family(MODEL_TYPE)
 
 
@@ -79,7 +79,6 @@ def _attention(model: Model) -> Attention | None:
 
 OWN_CLASS = OwnClass(
     family=FAMILY,
-    register=register,
     runs=_runs,
     config=_config,
     plan=_plan,

@@ -6,6 +6,7 @@ Multipliers and everything beside attention are Granite's.
 from typing import Any
 
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -15,13 +16,91 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     apply_rotary_pos_emb_interleave,
     eager_attention_forward,
 )
+from transformers.models.granite.configuration_granite import GraniteConfig
 from transformers.models.granite.modeling_granite import (
     GraniteDecoderLayer,
     GraniteForCausalLM,
     GraniteModel,
 )
 
-from .configuration_latent_granite import LatentGraniteConfig
+DESCRIPTION = """
+family: Latent-Granite
+model_type: latent_granite
+extends: granite
+sizes:
+  num_key_value_heads: heads
+  head_dim: null
+  q_lora_rank: {query_latent: low_rank}
+  kv_lora_rank: latent
+  qk_nope_head_dim: nope
+  qk_rope_head_dim: rope
+  v_head_dim: value
+may_be_zero: [qk_nope_head_dim]
+groups: {heads: null}
+multiples: {num_attention_heads: null}
+assumed: {head_dim: null, rotary_heads: null}
+conditions:
+  low_rank: q_lora_rank is not None
+  normed: rotary_heads is not None
+upgrades:
+  mla:
+    granite: {}
+    qwen3: {only: {use_sliding_window: [false, null]}}
+tensors:
+  model.layers.{layer}.self_attn.q_proj.weight:
+    {pattern: heads.(nope + rope) <- hidden, when: not low_rank, bias: null}
+  model.layers.{layer}.self_attn.q_a_proj.weight:
+    {pattern: query_latent <- hidden, when: low_rank, bias: attention_bias}
+  model.layers.{layer}.self_attn.q_a_layernorm.weight:
+    {pattern: query_latent, norm: query_latent, when: low_rank}
+  model.layers.{layer}.self_attn.q_b_proj.weight:
+    {pattern: heads.(nope + rope) <- query_latent, when: low_rank}
+  model.layers.{layer}.self_attn.q_norm.weight: {pattern: rope, when: normed}
+  model.layers.{layer}.self_attn.k_norm.weight: {pattern: rope, when: normed}
+  model.layers.{layer}.self_attn.kv_a_proj_with_mqa.weight:
+    {pattern: latent + rope <- hidden, bias: attention_bias}
+  model.layers.{layer}.self_attn.kv_a_layernorm.weight: {pattern: latent, norm: latent}
+  model.layers.{layer}.self_attn.kv_b_proj.weight: heads.(nope + value) <- latent
+  model.layers.{layer}.self_attn.k_proj.weight: null
+  model.layers.{layer}.self_attn.v_proj.weight: null
+  model.layers.{layer}.self_attn.o_proj.weight: {pattern: hidden <- heads.value}
+"""
+
+
+@strict
+class LatentGraniteConfig(GraniteConfig):
+    """Granite's config, with DeepSeek-V3's keys for latent attention.
+
+    Args:
+        q_lora_rank: width of the latent of queries; None without one.
+        kv_lora_rank: width of the latent of keys and values.
+        qk_rope_head_dim: width of the rotary key, and of what reads it in the queries of a head.
+        qk_nope_head_dim: width of the keys of a head that come from the latent.
+        v_head_dim: width of the values of a head.
+        rope_interleave: whether the two coordinates that are rotated together are neighbours.
+        rotary_heads: number of heads side by side in the rotary key, which have norms like those
+            of Qwen3; None without norms.
+    """
+
+    model_type = "latent_granite"
+    base_model_tp_plan = {  # noqa: RUF012
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+
+    q_lora_rank: int | None = None
+    kv_lora_rank: int = 512
+    qk_rope_head_dim: int = 64
+    qk_nope_head_dim: int = 128
+    v_head_dim: int = 128
+    rope_interleave: bool = False
+    rotary_heads: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        kwargs.pop("head_dim", None)
+        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
+        self.head_dim = self.qk_rope_head_dim  # what rotary embeddings look for
 
 
 class LatentGraniteHeadNorm(nn.Module):
@@ -143,6 +222,3 @@ class LatentGraniteForCausalLM(GraniteForCausalLM):
         super().__init__(config)
         self.model = LatentGraniteModel(config)
         self.post_init()  # type: ignore[no-untyped-call]
-
-
-__all__ = ["LatentGraniteForCausalLM", "LatentGraniteModel"]

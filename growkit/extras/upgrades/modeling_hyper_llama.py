@@ -8,6 +8,7 @@ between layers are [batch, tokens, streams, hidden].
 from typing import Any
 
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
@@ -17,6 +18,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
     DeepseekV4HyperConnection,
     DeepseekV4HyperHead,
 )
+from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -32,7 +34,72 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_hyper_llama import HyperLlamaConfig
+DESCRIPTION = """
+family: Hyper-Llama
+model_type: hyper_llama
+extends: llama
+sizes: {hc_mult: streams, num_local_experts: experts}
+may_be_zero: [num_local_experts]
+constants: {one: 1, two: 2, three: 3}
+assumed:
+  hc_mult: 4
+  hc_sinkhorn_iters: 20
+  hc_eps: 0.0
+  use_qk_norm: false
+  num_local_experts: 0
+  num_experts_per_tok: 2
+  router_aux_loss_coef: 1.0e-3
+conditions:
+  dense: num_local_experts == 0
+  normed: use_qk_norm
+fixed:
+  layers:
+    why: mix their streams, so that no new layer can leave its input unchanged
+norms: [{norm: hidden}]  # without a weight, which could make up for a mean that zeros change
+upgrades:
+  hyper-connections:
+    llama: {}
+    mixtral:
+      assumed: {rope_theta: 1.0e+6, max_position_embeddings: 131072}
+      only: {sliding_window: [null]}
+    mistral: {only: {sliding_window: [null]}}
+    qwen2: {only: {use_sliding_window: [false, null]}}
+    qwen3: {only: {use_sliding_window: [false, null]}}
+tensors:
+  model.layers.{layer}.self_attn.q_norm.weight:
+    {pattern: head_dim, norm: head_dim, eps: rms_norm_eps, when: normed}
+  model.layers.{layer}.self_attn.k_norm.weight:
+    {pattern: head_dim, norm: head_dim, eps: rms_norm_eps, when: normed}
+  model.layers.{layer}.mlp.gate_proj.weight: {when: dense}
+  model.layers.{layer}.mlp.up_proj.weight: {when: dense}
+  model.layers.{layer}.mlp.down_proj.weight: {when: dense}
+  model.layers.{layer}.mlp.gate.weight:
+    {pattern: experts <- hidden, component: router, dense: new, when: not dense}
+  model.layers.{layer}.mlp.experts.gate_up_proj:
+    pattern: "experts: two.ffn <- hidden"
+    component: experts
+    when: not dense
+    dense:
+      - model.layers.{layer}.mlp.gate_proj.weight
+      - model.layers.{layer}.mlp.up_proj.weight
+  model.layers.{layer}.mlp.experts.down_proj:
+    pattern: "experts: hidden <- ffn"
+    component: experts
+    when: not dense
+    dense: "model.layers.{layer}.mlp.down_proj.weight"
+  model.layers.{layer}.attn_hc.fn: streams + streams + streams.streams <- streams.hidden
+  model.layers.{layer}.attn_hc.base: streams + streams + streams.streams
+  model.layers.{layer}.attn_hc.scale: three
+  model.layers.{layer}.ffn_hc.fn: streams + streams + streams.streams <- streams.hidden
+  model.layers.{layer}.ffn_hc.base: streams + streams + streams.streams
+  model.layers.{layer}.ffn_hc.scale: three
+  model.hc_head.hc_fn: streams <- streams.hidden
+  model.hc_head.hc_base: streams
+  model.hc_head.hc_scale: one
+experts:
+  width: ffn
+  dense: {hyper_llama: {when: num_local_experts == 0}}
+"""
 
 WITHOUT_START = (
     DeepseekV4HyperConnection,
@@ -41,6 +108,36 @@ WITHOUT_START = (
     MixtralTopKRouter,
 )
 """Modules whose parameters are empty until a model initialises them."""
+
+
+@strict
+class HyperLlamaConfig(LlamaConfig):
+    """Llama's config, with DeepSeek-V4's keys for hyper-connections and Mixtral's for experts.
+
+    Args:
+        hc_mult: number of residual streams.
+        hc_sinkhorn_iters: number of steps that make the matrix that mixes streams doubly
+            stochastic.
+        hc_eps: number added in these steps, and to the weights with which streams are read.
+        use_qk_norm: whether attention is Qwen3's, with norms of query and key heads.
+        num_local_experts: number of experts in place of every MLP; 0 for MLPs.
+        num_experts_per_tok: number of experts that a token goes through.
+        router_jitter_noise: size of the noise on the input of experts in training.
+        router_aux_loss_coef: coefficient of the loss that balances experts.
+        output_router_logits: whether that loss is added.
+    """
+
+    model_type = "hyper_llama"
+
+    hc_mult: int = 4
+    hc_sinkhorn_iters: int = 20
+    hc_eps: float = 0.0
+    use_qk_norm: bool = False
+    num_local_experts: int = 0
+    num_experts_per_tok: int = 2
+    router_jitter_noise: float = 0.0
+    router_aux_loss_coef: float = 0.001
+    output_router_logits: bool = False
 
 
 def _mixed(weights: tuple[Tensor, Tensor], output: Tensor, streams: Tensor) -> Tensor:
@@ -182,6 +279,3 @@ class HyperLlamaForCausalLM(_WithExperts, MixtralForCausalLM):
         super().__init__(mixing)
         self.model = HyperLlamaModel(config)
         self.post_init()  # type: ignore[no-untyped-call]
-
-
-__all__ = ["HyperLlamaForCausalLM", "HyperLlamaModel"]

@@ -1,1 +1,0 @@
-"""Llama with several residual streams."""

@@ -1,1 +1,0 @@
-"""Granite with multi-head latent attention."""
