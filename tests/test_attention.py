@@ -141,13 +141,16 @@ def test_packed_texts_are_kept_apart_from_a_cache() -> None:
 
 @pytest.mark.parametrize("variant", CACHED)
 def test_a_static_cache(variant: str) -> None:
-    model, ids, mask = build(**CACHED[variant], pad_token_id=0), tokens((2, 11)), None
+    model, ids = build(**CACHED[variant], pad_token_id=0), tokens((2, 11))
     cache = StaticCache(config=model.config, max_cache_len=16)
     chunks = [run(model, part, cache=cache) for part in ids.split([6, 1, 4], dim=1)]
     assert distance(run(model, ids), torch.cat(chunks, dim=1)) < LIMIT
     cache.reset()  # the control: the last chunk without the others
     assert distance(run(model, ids)[:, 7:], run(model, ids[:, 7:], cache=cache)) > 1e-3
     mask = left_padded((2, 11), 0, 4)
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    padded = run(model, ids, attention_mask=mask, cache=cache)
+    assert distance(run(model, ids, attention_mask=mask), padded, mask) < LIMIT
 
     def generate(**options: Any) -> Any:
         with strict_float64():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import CONFIG_MAPPING
+from transformers.cache_utils import Cache, DynamicCache, StaticCache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 import growkit
@@ -265,40 +266,51 @@ def test_an_upgrade_that_an_earlier_step_prevents_is_refused(tmp_path: Path) -> 
         growkit.run(Recipe(str(source), steps, str(tmp_path / "out"), QUICK))
 
 
+def in_steps(model: Any, ids: torch.Tensor, real: torch.Tensor, cache: Cache) -> torch.Tensor:
+    """Logits of the real tokens, of which the last four come one by one."""
+    rows = []
+    for first, end in ((0, 8), *((at, at + 1) for at in range(8, 12))):
+        cached = {"cache": cache, "attention_mask": real[:, :end]}
+        rows.append(model(ids[:, first:end], **cached).logits)
+    return torch.cat(rows, 1)[real.bool()]
+
+
 def test_a_mixer_beside_differential_attention_is_that_beside_softmax(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama")
-    softmax, v2, diff = (tmp_path / name for name in ("softmax", "v2", "diff"))
+    softmax, plain, diff = (tmp_path / name for name in ("softmax", "plain", "diff"))
     growkit.convert(source, softmax, "hybrid", verify=False)
-    growkit.convert(source, v2, "diff-v2", verify=False)
-    steps = (ConvertStep("diff-v2", {}), ConvertStep("hybrid", {}))
+    growkit.convert(source, plain, "diff", verify=False)
+    steps = (ConvertStep("diff", {}), ConvertStep("hybrid", {}))
     assert growkit.run(Recipe(str(source), steps, str(diff), QUICK))["kept"]
     (diff / "growkit.json").unlink()
-    assert growkit.verify(v2, diff, QUICK)["kept"]
+    unaided = growkit.verify(plain, diff, QUICK)
+    assert unaided["kept"], unaided["reason"]
     ids, real = torch.arange(24).view(2, 12), torch.ones(2, 12)
     real[0, :5] = 0  # padding
-    logits = []
     for out in (softmax, diff):
         with edit_weights(out) as weights:
             generator = torch.Generator().manual_seed(0)
             for tensor in sorted(weights):
                 if ".mamba." in tensor:
                     weights[tensor].normal_(0, 0.5, generator=generator)
-        model = load_strict(out)
-        with strict_float64(), torch.no_grad():
-            start = model(ids[:, :8], attention_mask=real[:, :8], use_cache=True)
-            rows = [start.logits]
-            for at in range(8, 12):
-                cached = {"cache": start.cache, "attention_mask": real[:, : at + 1]}
-                rows.append(model(ids[:, at : at + 1], **cached).logits)
-        logits.append(torch.cat(rows, 1)[real.bool()])
+    falcon, model = load_strict(softmax), load_strict(diff)
     assert relative_error(source, diff) > 1e-3
-    assert distance(*logits) < 1e-12
     assert relative_error(softmax, diff) < 1e-12
+    with strict_float64(), torch.no_grad():
+        expected = in_steps(falcon, ids, real, DynamicCache(config=falcon.config))
+        for cache in (DynamicCache(config=model.config), StaticCache(model.config, 16)):
+            assert distance(expected, in_steps(model, ids, real, cache)) < 1e-12
+        asked = {"attention_mask": real.long(), "max_new_tokens": 4, "do_sample": False}
+        generated = model.generate(ids, **asked, cache_implementation="static")
+        assert generated.equal(falcon.generate(ids, **asked))
+        alone = torch.cat([falcon(text).logits for text in ids.split(6, 1)], 1)
+        packed = model(ids, position_ids=torch.arange(6).repeat(2)[None]).logits
+        assert distance(alone, packed) < 1e-12
+        assert distance(alone, model(ids).logits) > 1e-3  # the control
     with edit_weights(diff) as weights:
         weights["model.layers.1.mamba.D"].add_(0.01)
     assert relative_error(softmax, diff) > 1e-6  # the control
-    with pytest.raises(ValueError, match="packed"):
-        model(ids, position_ids=torch.arange(6).repeat(2)[None])
+    type(model)(model.config)  # as a new model starts
 
 
 def mixed_by_hand(layer: Any, connection: Any, streams: torch.Tensor, block: Any) -> torch.Tensor:

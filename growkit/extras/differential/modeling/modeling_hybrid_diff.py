@@ -11,6 +11,7 @@ from transformers.cache_utils import (
     LinearAttentionAndStaticFullAttentionLayer,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.falcon_h1.configuration_falcon_h1 import FalconH1Config
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
 
 from .configuration_diff_transformer import DiffTransformerConfig
@@ -32,32 +33,36 @@ sizes:
   mamba_n_groups: mixer_groups
   mamba_d_state: state
   mamba_d_conv: kernel
-assumed:  # nothing: --to hybrid writes all of them
-  mamba_conv_bias: null
-  mamba_proj_bias: null
-  mamba_rms_norm: null
-  projectors_bias: null
 upgrades:
   hybrid:
     diff_transformer: {only: {integral: [none]}}
 tensors:
   model.layers.{layer}.mamba.in_proj.weight:
     pattern: inner + inner + mixer_groups.state + mixer_groups.state + mixer_heads <- hidden
-    bias: mamba_proj_bias
+    bias: 'get(mamba_proj_bias, False)'
   model.layers.{layer}.mamba.conv1d.weight:
     pattern: inner + mixer_groups.state + mixer_groups.state, one, kernel
   model.layers.{layer}.mamba.conv1d.bias:
-    {pattern: inner + mixer_groups.state + mixer_groups.state, when: mamba_conv_bias}
+    {pattern: inner + mixer_groups.state + mixer_groups.state, when: 'get(mamba_conv_bias, True)'}
   model.layers.{layer}.mamba.dt_bias: {pattern: mixer_heads, start: time_steps}
   model.layers.{layer}.mamba.A_log: {pattern: mixer_heads, start: decays}
   model.layers.{layer}.mamba.D: {pattern: mixer_heads, start: 1.0}
-  model.layers.{layer}.mamba.norm.weight: {pattern: inner, when: mamba_rms_norm}
-  model.layers.{layer}.mamba.out_proj.weight: {pattern: hidden <- inner, bias: projectors_bias}
+  model.layers.{layer}.mamba.norm.weight: {pattern: inner, when: 'get(mamba_rms_norm, False)'}
+  model.layers.{layer}.mamba.out_proj.weight:
+    {pattern: hidden <- inner, bias: 'get(projectors_bias, False)'}
 """
 
 
+MIXER = {
+    key: default
+    for key, default in FalconH1Config().to_dict().items()
+    if key.startswith("mamba_") or key == "projectors_bias"
+}
+"""Falcon-H1's settings of the mixer, with its defaults."""
+
+
 class HybridDiffConfig(DiffTransformerConfig):
-    """The DIFF Transformer's config, and all of Falcon-H1's keys for the mixer.
+    """The DIFF Transformer's config, with the settings of the mixer.
 
     Raises:
         ValueError: see ``DiffTransformerConfig``; or there is an integral.
@@ -68,7 +73,9 @@ class HybridDiffConfig(DiffTransformerConfig):
     ssm_in_multiplier = 1.0
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        settings = MIXER | kwargs
+        settings["mamba_d_head"] = settings["mamba_d_ssm"] // settings["mamba_n_heads"]
+        super().__init__(**settings)
         if self.integral != "none":
             raise ValueError(f"integral is {self.integral!r}; a hybrid has none")
 
