@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
     AutoTokenizer,
+    BertTokenizer,
     LlamaTokenizer,
 )
 
@@ -19,7 +20,7 @@ from growkit.engine import prompts
 from growkit.engine.prompts import PROBES, load_tokenizer
 from growkit.model.checkpoint.scratch import temporary
 from growkit.results.proof_result import VerifyResult
-from tests.conftest import edit_config, save_model
+from tests.conftest import edit_config, edit_json, save_model
 from tests.test_multimodal import save_whole
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
@@ -76,12 +77,12 @@ def with_bytes(folder: Path, **settings: Any) -> Path:
 UPCYCLE = {"method": "upcycle", "experts": 2, "top_k": 2}
 
 
-@pytest.mark.sampled(2, f"{UPCYCLE}-llama-GPT2Tokenizer", f"{UPCYCLE}-llama-LlamaTokenizer")
+@pytest.mark.sampled(2, *(f"{UPCYCLE}-llama-{name}Tokenizer" for name in ("Llama", "Bert")))
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
         *(("qwen2", name) for name in ("LlamaTokenizerFast", "GPT2Tokenizer", None)),
-        *(("llama", name) for name in ("GPT2Tokenizer", "LlamaTokenizer")),
+        *(("llama", name) for name in ("GPT2Tokenizer", "LlamaTokenizer", "BertTokenizer")),
     ],
 )
 @pytest.mark.parametrize("step", [UPCYCLE, {"to": "diff"}, {"to": "diff-v2"}], ids=str)
@@ -95,6 +96,20 @@ def test_the_tokenizer_stays_whatever_the_type(
         words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
         vocabulary = {word: number for number, word in enumerate(words)}
         LlamaTokenizer(vocab=vocabulary, merges=[]).save_pretrained(source)
+    if named == "BertTokenizer":  # which has rules of its own, whatever the file says
+        words = [
+            "[PAD]",
+            "[UNK]",
+            "[CLS]",
+            "[SEP]",
+            "[MASK]",
+            *"abcdefgh",
+            *map("##{}".format, "el"),
+        ]
+        vocabulary = {word: number for number, word in enumerate(words)}
+        BertTokenizer(vocab=vocabulary).save_pretrained(source)
+        with edit_json(source / "tokenizer.json") as rules:
+            rules["normalizer"]["lowercase"] = False
     run: Any = growkit.convert if "to" in step else growkit.grow
     plan = run(source, out, dry_run=True, **step)
     result = run(source, out, verify=growkit.Settings(**QUICK), **step)
@@ -105,6 +120,7 @@ def test_the_tokenizer_stays_whatever_the_type(
     )
     assert [before(text).input_ids for text in PROBES] == [after(text).input_ids for text in PROBES]
     assert before.padding_side == after.padding_side
+    assert before.model_input_names == after.model_input_names
     assert all(verdict.kept for verdict in both_ways(source, out))
 
 

@@ -275,7 +275,7 @@ class _Run:
             result["dropped"] |= source.dropped
             result["warnings"].insert(0, source.note)
         result["warnings"] += source.notes + ([self.origin.warning] if self.origin.warning else [])
-        self.tokenizer_settings = self._tokenizer_settings()
+        self.tokenizer = self._tokenizer_to_write()
         try:
             self.metadata = inherited(source.opened)
         except InputError as error:
@@ -314,21 +314,24 @@ class _Run:
         self.result["warnings"] += files.warnings
         return files
 
-    def _tokenizer_settings(self) -> dict[str, Any]:
-        """The settings that the target's tokenizer needs; see ``settings_to_write``."""
-        config = self.target.family.named(self.target.config)
-        if config["model_type"] == read_config(self.source.opened).get("model_type"):
+    def _tokenizer_to_write(self) -> dict[str, Any]:
+        """The files that the target's tokenizer needs; see ``tokenizer_to_write``."""
+        config, source = self.target.family.named(self.target.config), self.source.opened
+        if config["model_type"] == read_config(source).get("model_type"):
             return {}
-        from growkit.proof.sidecars import SETTINGS, settings_to_write  # imports torch
+        from growkit.proof.sidecars import SETTINGS, TOKENIZER, tokenizer_to_write  # imports torch
 
-        settings = settings_to_write(self.source.opened, config)
-        if settings:
-            listed = ", ".join(f"{key} {value!r}" for key, value in settings.items())
+        files = tokenizer_to_write(source, config)
+        if files:
+            before = source.json(SETTINGS) if source.has(SETTINGS) else {}
+            new = [f"{key} {of!r}" for key, of in files[SETTINGS].items() if before.get(key) != of]
+            rules = f", and {TOKENIZER} the rules of that class" if TOKENIZER in files else ""
             self.result["warnings"].append(
-                f"{SETTINGS} will have {listed}, with which transformers loads the source's "
-                f"tokenizer; with model_type {config['model_type']!r}, it would load another one"
+                f"{SETTINGS} will have {', '.join(new)}{rules}, with which transformers loads the "
+                f"source's tokenizer; with model_type {config['model_type']!r}, it would load "
+                "another one"
             )
-        return settings
+        return files
 
     def _law_of_source(self) -> Law | None:
         """The law of updates of a source that growkit made; None if it begins here."""
@@ -371,7 +374,7 @@ class _Run:
 
     def _write(self, folder: Path, hashes: writing.Hashes) -> None:
         """Write the weights, their config, carried files, the optimizer's state and the adapter."""
-        from growkit.proof.sidecars import write_generation, write_settings
+        from growkit.proof.sidecars import write_generation
 
         source, result = self.source, self.result
         started = time.perf_counter()
@@ -386,7 +389,8 @@ class _Run:
             if not (self.recipe.file_format and self.recipe.file_format.self_contained):
                 source.opened.carry_over(folder)
                 _write_config(source, self.lineage, folder)
-                write_settings(Folder(folder), self.tokenizer_settings)
+                for name, content in self.tokenizer.items():
+                    publishing.write_json(folder / name, content)
                 if not self.lineage.write_sidecars(Folder(folder)):
                     write_generation(source.opened, Folder(folder))
         result["write_seconds"] = round(time.perf_counter() - started, 3)

@@ -4,6 +4,7 @@ Loading a folder with transformers and saving it rewrites them: spaces change, d
 in, files are merged or split. So files whose bytes differ are compared as transformers reads them.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -41,7 +42,9 @@ READ = (TOKENIZER, SETTINGS, GENERATION)
 TOKENIZER_PROVENANCE = ("model_type", "tokenizer_class", "transformers_version")
 """Keys of ``config.json`` that affect how transformers reads a tokenizer's files."""
 
-CLASS_DEFAULTS = ("padding_side", "truncation_side", "clean_up_tokenization_spaces")
+CLASS_DEFAULTS = (
+    *("padding_side", "truncation_side", "clean_up_tokenization_spaces", "model_input_names"),
+)
 """Settings for which classes of tokenizers have defaults of their own."""
 
 SAVING_KEYS = frozenset(
@@ -196,52 +199,52 @@ def write_generation(source: Folder, target: Folder) -> None:
         write_json(target.path / GENERATION, _given(settings))
 
 
-def settings_to_write(source: Folder, config: Config) -> Config:
-    """The settings that a target's files must have so that its tokenizer is the source's.
+def tokenizer_to_write(source: Folder, config: Config) -> dict[str, Any]:
+    """The files that a target must have so that its tokenizer is the source's.
 
     The class that transformers chooses depends on the type of the model. So it may load the same
     files as another tokenizer, for example if it corrects the class that the files of a type name;
-    the class that it chooses may also have other defaults.
+    the class that it chooses may also have other defaults, or follow the rules of a file where the
+    source's class has its own.
 
     Args:
         source: the source.
         config: the planned config of the target.
 
     Returns:
-        The settings; empty if the files as they are give the same tokenizer.
+        JSON by file name; empty if the files as they are give the same tokenizer.
 
     Raises:
-        InputError: the tokenizer would be another one, whatever class is named.
+        InputError: the tokenizer would be another one, whatever is written.
     """
     first = _loaded(source) if has_tokenizer(source) else None
     if first is None:
         return {}
-    named = {"tokenizer_class": type(first).__name__}
-    named_with_defaults = named | {key: getattr(first, key, None) for key in CLASS_DEFAULTS}
+    settings = source.json(SETTINGS) if source.has(SETTINGS) else {}
+    named = {**settings, "tokenizer_class": type(first).__name__}
+    with_defaults = named | {key: getattr(first, key, None) for key in CLASS_DEFAULTS}
+    ways: list[dict[str, Any]] = [{}, {SETTINGS: named}, {SETTINGS: with_defaults}]
+    backend = getattr(first, "backend_tokenizer", None)
+    if backend is not None:
+        ways.append({SETTINGS: with_defaults, TOKENIZER: json.loads(backend.to_str())})
 
-    def first_settings(scratch: Path) -> Config:
+    def first_way(scratch: Path) -> dict[str, Any]:
         for name in filter(is_of_tokenizer, source.carried()):
             source.copy(name, scratch)
         write_json(scratch / "config.json", config)
-        for settings in ({}, named, named_with_defaults):
-            write_settings(Folder(scratch), settings)
+        for way in ways:
+            for name, content in way.items():
+                write_json(scratch / name, content)
             second = _loaded(Folder(scratch))
             if second is not None and first_difference(first, second) is None:
-                return settings
+                return way
         raise InputError(
             f"transformers would load another tokenizer from the files of {source} if model_type "
             f"is {config.get('model_type')!r}; save it anew with transformers "
             "(AutoTokenizer.from_pretrained, save_pretrained), or move its files away"
         )
 
-    return in_temporary("tokenizer", first_settings, lambda settings: not settings)
-
-
-def write_settings(folder: Folder, settings: Config) -> None:
-    """Write settings of the tokenizer in a folder that is being written, if there are any."""
-    if settings:
-        written = folder.json(SETTINGS) if folder.has(SETTINGS) else {}
-        write_json(folder.path / SETTINGS, {**written, **settings})
+    return in_temporary("tokenizer", first_way, lambda way: not way)
 
 
 def has_tokenizer(folder: Folder) -> bool:
