@@ -7,7 +7,7 @@ with the source.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice

@@ -85,7 +85,9 @@ class HybridDiffConfig(DiffTransformerConfig):
         return ["hybrid"] * self.num_hidden_layers
 
 
-class StaticHybridLayer(LinearAttentionAndStaticFullAttentionLayer, StaticHeadsLayer):
+class StaticHybridLayer(  # type: ignore[misc, override]
+    LinearAttentionAndStaticFullAttentionLayer, StaticHeadsLayer
+):
     """Static layer with a mixer's state, whose values may have other heads than the keys."""
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
@@ -178,9 +180,10 @@ class HybridDiffModel(DiffTransformerModel):
             use_cache = self.config.use_cache and not self.training
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
-        for index, layer in enumerate(cache.layers if cache is not None else ()):
+        layers: list[Any] = cache.layers if cache is not None else []
+        for index, layer in enumerate(layers):
             if type(layer) is LinearAttentionAndStaticFullAttentionLayer:
-                cache.layers[index] = StaticHybridLayer(layer.max_cache_len)
+                layers[index] = StaticHybridLayer(layer.max_cache_len)
         return super()._prepare_cache(cache, use_cache)
 
 
