@@ -41,6 +41,9 @@ testing._get_command = cache(get_command)  # made once, as in a process of its o
 
 growkit.register_own_classes()
 
+Make = Callable[..., Path]
+"""Of the fixture ``make``."""
+
 KINDS = ("llama", "mistral", "diffllama", "diff_transformer")
 TOKENS = 12
 CASES = Path(__file__).with_name("cases")

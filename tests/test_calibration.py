@@ -4,7 +4,7 @@ The weighted optimum is judged by whitening and torch's own singular values, sec
 on models that transformers runs whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from growkit.extras.differential.layouts import read_layout
 from growkit.extras.differential.low_rank import Shared, share, spread, truncated
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Planned
-from tests.conftest import close, listed, load_strict, seeded
+from tests.conftest import Make, close, listed, load_strict, seeded
 from tests.test_low_rank import random
 
 INPUTS, OUTPUTS = 24, 8
@@ -159,7 +159,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = listed("calibration", "variant
 
 
 @pytest.fixture(params=VARIANTS)
-def folder(request: pytest.FixtureRequest, make: Callable[..., Path]) -> Path:
+def folder(request: pytest.FixtureRequest, make: Make) -> Path:
     kind, options = VARIANTS[request.param]
     sizes: dict[str, Any] = {"num_hidden_layers": 4, "dtype": torch.float64}
     if kind == "diff_transformer":

@@ -5,7 +5,6 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from growkit.base.names import without_paths
 from growkit.cli.demo import MODEL
 from growkit.planning.recipe import load_recipe
 from growkit.report.saving import model_card
-from tests.conftest import cli, save_model, with_tokenizer
+from tests.conftest import Make, cli, save_model, with_tokenizer
 
 BASE = "meta-llama/Llama-3.2-1B"
 LONG = re.compile(r"\d\.\d{7,}")
@@ -221,7 +220,7 @@ def test_what_transformers_does_not_load_has_no_snippet(tmp_path: Path) -> None:
     assert "It loads with Motif's own code" in card
 
 
-def test_the_base_model_comes_by_every_way(tmp_path: Path, make: Callable[..., Path]) -> None:
+def test_the_base_model_comes_by_every_way(tmp_path: Path, make: Make) -> None:
     source, again = str(make("llama")), tmp_path / "a" / "growkit.json"
     out = {name: str(tmp_path / name) for name in "abc"}
     for arguments in (

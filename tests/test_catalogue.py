@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from growkit.model.families.family import families
 from growkit.pipeline import inspection
 from growkit.planning.operation import operations
 from tests.catalogue import BEGIN, FILE, as_markdown, keeps, outcome, random_model
-from tests.conftest import cli, edit_json, seeded
+from tests.conftest import Make, cli, edit_json, seeded
 from tests.families import CONFIGS
 from tests.test_python import as_json
 
@@ -89,9 +88,7 @@ def test_inspect_shows_what_can_be_done_next(kind: str, tmp_path: Path) -> None:
     assert refused.exit_code == 2, name
 
 
-def test_very_many_tensors_are_asked_as_fewer(
-    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_very_many_tensors_are_asked_as_fewer(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan takes time in proportion, and what can be done does not depend on the number."""
     few, many = (make("mixtral", num_local_experts=count) for count in (16, 20))
     expected = growkit.inspect(few).possible

@@ -7,7 +7,6 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.model.checkpoint import writing
 from growkit.model.checkpoint.writing import parse_bytes
-from tests.conftest import edit_json, edit_weights, folder_bytes, relative_error, seeded
-
-Make = Callable[..., Path]
+from tests.conftest import Make, edit_json, edit_weights, folder_bytes, relative_error, seeded
 
 
 def test_shards_hold_no_more_than_asked(make: Make, tmp_path: Path) -> None:

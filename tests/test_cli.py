@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,8 @@ from growkit.base.settings import DEVICES
 from growkit.cli.commands import app
 from growkit.planning.operation import operations
 from growkit.planning.recipe import shipped_recipes
-from tests.conftest import cli, folder_bytes, refusal
+from tests.conftest import Make, cli, folder_bytes, refusal
 
-Make = Callable[..., Path]
 QUICK = ["--prompts", "2", "--length", "12"]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +19,7 @@ from growkit.operations.growth.depth import arrangement
 from growkit.results.proof_result import trainability_sentence
 from tests import architectures
 from tests.conftest import (
+    Make,
     edit_config,
     edit_json,
     edit_weights,
@@ -33,7 +33,6 @@ from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
 QUICK = growkit.Settings(prompts=1, length=16)
 FEW = {"prompts": 1, "length": 12}
 GROW: dict[str, Any] = {"method": "depth", "verify": False}
-Make = Callable[..., Path]
 
 
 LAYERS = 4

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -19,10 +18,9 @@ import growkit
 from growkit.model.checkpoint import writing
 from growkit.pipeline.inspection import plan
 from growkit.planning.recipe import GrowStep
-from tests.conftest import cli, save_model
+from tests.conftest import Make, cli, save_model
 from tests.hub import stand_in
 
-Make = Callable[..., Path]
 GROW = ("--hidden", "x2")
 
 

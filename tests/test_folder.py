@@ -22,7 +22,7 @@ from growkit.model.families.family import family_of
 from growkit.planning.plan import Lineage, Plan
 from growkit.proof.files import compare_with_plan
 from growkit.proof.sidecars import changed_sidecars, same_ids
-from tests.conftest import edit_json, listed, save_model
+from tests.conftest import Make, edit_json, listed, save_model
 
 SETTINGS: dict[str, Any] = listed("folder", "settings")
 CLASSES = ["PreTrainedTokenizerFast", "LlamaTokenizer"]
@@ -162,7 +162,7 @@ CODE = "differential_attention.py"
     ],
 )
 def test_code_of_an_earlier_version_is_named(
-    make: Callable[..., Path], tmp_path: Path, spoil: Callable[[Path], Any] | None, kept: bool
+    make: Make, tmp_path: Path, spoil: Callable[[Path], Any] | None, kept: bool
 ) -> None:
     source, out = make("llama"), tmp_path / "out"
     growkit.convert(source, out, "diff-v2", verify=False)
@@ -180,9 +180,7 @@ def test_code_of_an_earlier_version_is_named(
     assert not kept or f"{CODE}" in result["reason"]
 
 
-def test_classes_of_an_earlier_version_are_in_its_code(
-    make: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_classes_of_an_earlier_version_are_in_its_code(make: Make, tmp_path: Path) -> None:
     source, out = make("llama"), tmp_path / "out"
     growkit.convert(source, out, "diff-v2", verify=False)
     with edit_json(out / "config.json") as config:

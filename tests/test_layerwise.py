@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from growkit.engine.transformers_class import load_model
 from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
 from growkit.model.checkpoint.reading import Checkpoint
 from tests.architectures import TYPES, save
-from tests.conftest import close, listed, save_model, seeded
+from tests.conftest import Make, close, listed, save_model, seeded
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = listed("layerwise", "variants")
 EXPERTS = ["mixtral", "granitemoe", "gpt_oss", "deepseek_v3", "llama4_text"]
@@ -155,7 +154,7 @@ def check_gradients(folder: Path, tolerance: float = 1e-12) -> None:
             assert close(found[name], expected[name][rows], tolerance), name
 
 
-def test_memory_does_not_grow_with_the_number_of_layers(make: Callable[..., Path]) -> None:
+def test_memory_does_not_grow_with_the_number_of_layers(make: Make) -> None:
     """States are given back once they are read; keys and values of a layer leave their shape."""
     checkpoint = Checkpoint(make("llama", num_hidden_layers=3))
     model = Layerwise(checkpoint, torch.float32, CPU)
@@ -197,9 +196,7 @@ CALLS = [Call(torch.arange(9)), Call(torch.arange(5))]
 
 @pytest.mark.gpu
 @pytest.mark.skipif(choose_device("auto", torch.float64) == CPU, reason="needs an accelerator")
-def test_fetched_on_the_gpu_it_is_the_same(
-    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetched_on_the_gpu_it_is_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, device = make("llama", num_hidden_layers=4, hidden_size=64), choose_device("auto")
     fetched = run(Layerwise(Checkpoint(folder), torch.float64, device), CALLS)
     monkeypatch.setattr(lending.Lender, "fetch", lambda self, module, names: None)

@@ -16,10 +16,9 @@ from growkit.base.errors import InputError
 from growkit.engine.loader import loading
 from growkit.model.checkpoint import writing
 from growkit.model.checkpoint.reading import Checkpoint
-from tests.conftest import edit_config, edit_weights
+from tests.conftest import Make, edit_config, edit_weights
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
-Make = Callable[..., Path]
 
 
 def a_tensor_twice(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, Tra
 
 import growkit
 from growkit.training import AssertPreserved, assert_preserved, keep_stored
-from tests.conftest import edit_json, edit_weights, listed, load_strict, save_model
+from tests.conftest import Make, edit_json, edit_weights, listed, load_strict, save_model
 
 QUICK = growkit.Settings(prompts=2, length=12)
 
@@ -123,7 +122,7 @@ def spoiled(model: Any) -> Any:
     return model
 
 
-def test_another_function_is_known_by_itself(make: Callable[..., Path], tmp_path: Path) -> None:
+def test_another_function_is_known_by_itself(make: Make, tmp_path: Path) -> None:
     source = make("diffllama", head_dim=8, num_hidden_layers=1)
     out = tmp_path / "out"
     growkit.convert(source, out, "shared-diff", rank=1, verify=QUICK)
@@ -133,7 +132,7 @@ def test_another_function_is_known_by_itself(make: Callable[..., Path], tmp_path
         assert_preserved(spoiled(loaded(out)), out)
 
 
-def test_head_norms_in_float64_can_be_kept(make: Callable[..., Path], tmp_path: Path) -> None:
+def test_head_norms_in_float64_can_be_kept(make: Make, tmp_path: Path) -> None:
     source = make("diffllama", head_dim=8, num_hidden_layers=1)
     out = tmp_path / "out"
     growkit.convert(source, out, "dint", gamma="gated", verify=False)
@@ -176,7 +175,7 @@ def test_odd_fingerprints_are_refused(odd: Any, folder: Path) -> None:
         assert_preserved(loaded(folder), folder)
 
 
-def test_the_wrong_folder_is_refused(pair: tuple[Path, Path], make: Callable[..., Path]) -> None:
+def test_the_wrong_folder_is_refused(pair: tuple[Path, Path], make: Make) -> None:
     with pytest.raises(growkit.InputError, match=r"has no growkit\.json"):
         assert_preserved(loaded(pair[0]), pair[0])
     with pytest.raises(growkit.InputError, match="does not compute"):

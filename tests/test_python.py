@@ -27,7 +27,7 @@ from growkit.results import fields
 from growkit.results.growth_result import Story
 from growkit.results.schema import json_schema
 from tests import reference
-from tests.conftest import Counted, save_model
+from tests.conftest import Counted, Make, save_model
 
 QUICK = growkit.Settings(prompts=1, length=8)
 HOSTILE = "<script>alert('x')</script> & \"more\""
@@ -316,9 +316,7 @@ def test_results_keep_to_it(source: Path, verdict: dict[str, Any], tmp_path: Pat
     assert wrong(as_json(dry), json_schema()["anyOf"][0]) == []
 
 
-def test_what_other_commands_print_keeps_to_it(
-    source: Path, make: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_what_other_commands_print_keeps_to_it(source: Path, make: Make, tmp_path: Path) -> None:
     inspected, story, listed, ahead, checked = json_schema()["anyOf"][2:7]
     assert wrong(as_json(growkit.inspect(make("llama"))), inspected) == []
     told = Story(

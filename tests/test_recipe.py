@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +20,9 @@ from growkit.planning.recipe import (
     shipped_recipes,
 )
 from tests import motif3_reference
-from tests.conftest import cli, with_tokenizer
+from tests.conftest import Make, cli, with_tokenizer
 from tests.test_motif3 import random_model
 
-Make = Callable[..., Path]
 GOOD = """
 source: a
 steps:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,6 +18,7 @@ from growkit.engine.recipe_planning import change
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import GrowStep
 from tests.conftest import (
+    Make,
     edit_weights,
     folder_bytes,
     relative_error,
@@ -132,7 +132,6 @@ def grown(source: Path, out: Path, wanted: Asked, dtype: torch.dtype) -> float |
     return found if wanted.promise == "exact" else 0.0
 
 
-Make = Callable[..., Path]
 QUICK = growkit.Settings(prompts=1, length=12)
 SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
 HEADS = {"hidden_size": 48, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6}

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from growkit.model.families.family import family_of
 from growkit.model.model import Headers
 from growkit.planning import plan
 from growkit.planning.recipe import Recipe, parse_recipe
-from tests.conftest import SIZES, edit_weights, folder_bytes, same_bits, save_random, seeded
+from tests.conftest import SIZES, Make, edit_weights, folder_bytes, same_bits, save_random, seeded
 from tests.fuzz.targets import any_operation, chosen_options
 from tests.test_sizes import KINDS
 
@@ -140,9 +139,6 @@ def _slow(seed: int) -> Any:
         write(*arguments)
 
     return waiting
-
-
-Make = Callable[..., Path]
 
 
 @pytest.mark.sampled(4)

@@ -1,6 +1,5 @@
 """Parts of a weight sum to it, bit for bit: all numbers of small formats, many of large ones."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, split
 from growkit.base.axes import Role
 from growkit.base.tensors import cut
 from growkit.training import param_groups
-from tests.conftest import load_strict, train_step
+from tests.conftest import Make, load_strict, train_step
 
 AMPLITUDES = [0.0, 0.01, Shares(10.0).amplitude, 0.5]
 EVERY_BYTE = torch.arange(256, dtype=torch.uint8)
@@ -104,7 +103,6 @@ def test_the_noise_is_as_loud_as_asked(snr_db: float) -> None:
         assert float(measured) == pytest.approx(snr_db, abs=0.05)
 
 
-Make = Callable[..., Path]
 MULTI_HEAD = {"num_key_value_heads": 4}
 RATE = 1e-2
 

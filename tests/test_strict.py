@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from growkit.engine.device import CPU, choose_device, reproducible, settings
 from growkit.engine.forward import Forward
 from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, strict_float64
 from tests.architectures import config_of
-from tests.conftest import KINDS
+from tests.conftest import KINDS, Make
 
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
 
@@ -89,7 +88,7 @@ def as_it_was() -> Any:
 
 
 @pytest.fixture
-def pair(make: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
+def pair(make: Make, tmp_path: Path) -> tuple[Path, Path]:
     source = make("llama")
     growkit.grow(source, tmp_path / "out", hidden="x2", verify=None)
     return source, tmp_path / "out"

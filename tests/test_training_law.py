@@ -37,6 +37,7 @@ from growkit.proof.weights import origin_of
 from growkit.results.proof_result import TrainingSection
 from growkit.training import param_groups
 from tests.conftest import (
+    Make,
     cli,
     distance,
     edit_json,
@@ -166,7 +167,6 @@ def test_one_eps_is_the_nearest_to_those_of_all_rows() -> None:
         assert np.abs(update.eps * rows - 1).max() <= changes.min()
 
 
-Make = Callable[..., Path]
 QUICK: dict[str, Any] = {"prompts": 1, "length": 12}
 
 

@@ -3,7 +3,6 @@
 import errno
 import json
 import tempfile
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,9 @@ from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
 from growkit.model.checkpoint.scratch import Scratch
 from growkit.proof import mode_results as ways
 from tests.architectures import config_of
-from tests.conftest import edit_weights, listed, relative_error, save_model, save_random
+from tests.conftest import Make, edit_weights, listed, relative_error, save_model, save_random
 
 QUICK = {"prompts": 2, "length": 12}
-Make = Callable[..., Path]
 
 
 @pytest.mark.usage

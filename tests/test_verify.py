@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -20,6 +19,7 @@ from growkit.proof import control
 from growkit.results.proof_result import VerifyResult
 from tests.conftest import (
     MODEL,
+    Make,
     edit_config,
     edit_json,
     edit_weights,
@@ -29,7 +29,6 @@ from tests.conftest import (
 )
 
 QUICK = {"prompts": 2, "length": 12}
-Make = Callable[..., Path]
 
 
 @pytest.fixture(scope="module", params=["llama", "diffllama"])

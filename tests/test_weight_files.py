@@ -24,7 +24,15 @@ from growkit.engine.strict import strict_float64
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.weight_file import MAX_HEADER, WeightFile, open_weights
-from tests.conftest import Called, edit_json, edit_weights, relative_error, same_bits, save_model
+from tests.conftest import (
+    Called,
+    Make,
+    edit_json,
+    edit_weights,
+    relative_error,
+    same_bits,
+    save_model,
+)
 
 Tensors = dict[str, torch.Tensor]
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -353,7 +361,7 @@ WRAPPED: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", WRAPPED)
-def test_names_with_parts_of_wrappers(how: str, make: Callable[..., Path], tmp_path: Path) -> None:
+def test_names_with_parts_of_wrappers(how: str, make: Make, tmp_path: Path) -> None:
     plain = make("llama", shard_size="8KB")
     source, out = shutil.copytree(plain, tmp_path / "source"), tmp_path / "out"
     rename_tensors(source, WRAPPED[how])
@@ -366,7 +374,7 @@ def test_names_with_parts_of_wrappers(how: str, make: Callable[..., Path], tmp_p
         growkit.verify(source, out, prompts=1, length=8)
 
 
-def test_names_that_wrappers_make_equal(make: Callable[..., Path], tmp_path: Path) -> None:
+def test_names_that_wrappers_make_equal(make: Make, tmp_path: Path) -> None:
     source = make("llama")
     with edit_weights(source) as tensors:
         tensors["_orig_mod.model.norm.weight"] = tensors["model.norm.weight"] + 1
@@ -377,7 +385,7 @@ def test_names_that_wrappers_make_equal(make: Callable[..., Path], tmp_path: Pat
         growkit.grow(source, tmp_path / "out", hidden="x2")
 
 
-def test_weights_that_are_not_read_are_named(make: Callable[..., Path], tmp_path: Path) -> None:
+def test_weights_that_are_not_read_are_named(make: Make, tmp_path: Path) -> None:
     source = make("llama", shard_size="8KB")
     shards = sorted(file.name for file in source.glob("model-*"))
     spare = "model-00009-of-00009.safetensors"

@@ -29,6 +29,7 @@ from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
 from tests.architectures import KINDS, save
 from tests.conftest import (
+    Make,
     cli,
     edit_config,
     edit_json,
@@ -42,7 +43,6 @@ from tests.families import MOE
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 DECIDING = listed("without_manifest", "a setting that no prompt shows")
 JUDGED = listed("without_manifest", "a setting that logits judge, or without effect")
-Make = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
