@@ -10,7 +10,7 @@ coordinates that it copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 
@@ -212,43 +212,6 @@ def _noisy_shares(
         field = field[:, last]
     numbers, step = torch.from_numpy(np.ascontiguousarray(field)), shares.step
     return torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step)
-
-
-def grow_moments(
-    read: Read,
-    maps: Sequence[IndexMap],
-    order: int,
-    where: Sequence[slice],
-    *,
-    resets: bool = False,
-) -> Tensor:
-    """Compute a slice of an optimizer's moments for ``grow_slice``: G' = L_outᵀ · G · E_inᵀ.
-
-    A weight that reads a copy gets the gradient of the source weight. A weight that writes a copy
-    gets the share of that gradient with which the copy is read.
-
-    Args:
-        read: reads the moments of the source tensor.
-        maps: the index map of every dimension of the tensor.
-        order: the power of gradients in the moments.
-        where: see ``grow_slice``.
-        resets: whether only the first copy gets the source's moments, and later copies get zeros.
-    """
-    copied = [replace(mapped, role=Role.WRITTEN) for mapped in maps]
-    for number, mapped in enumerate(maps):
-        if mapped.fresh is not None:  # a new coordinate has no moments yet
-            source = np.where(mapped.fresh, NOTHING, mapped.source)
-            copied[number] = replace(copied[number], source=source)
-    grown = grow_slice(read, copied, "", Shares(None), where)
-    for position, (mapped, part) in enumerate(zip(maps, where, strict=True)):
-        if mapped.role is Role.WRITTEN:
-            shape = [-1 if dimension == position else 1 for dimension in range(grown.dim())]
-            shares = torch.from_numpy(mapped.shares[part] ** order).view(shape)
-            grown = grown * shares.to(grown.dtype)
-        if resets:
-            later = np.flatnonzero(mapped.later[part])
-            grown = grown.index_fill(position, torch.from_numpy(later), 0)
-    return grown
 
 
 def undo(

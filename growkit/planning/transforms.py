@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from growkit.algebra.expansion import IndexMap, placed
-from growkit.algebra.growth_law import Read, Rows, copies_in, grow_moments, grow_slice, undo
+from growkit.algebra.growth_law import Read, Rows, copies_in, grow_slice, undo
 from growkit.algebra.splits import Shares
 from growkit.algebra.update_law import Update
 from growkit.base.axes import Role
@@ -30,30 +30,6 @@ PLAIN = Shares(None)
 
 AT_RANDOM = "it is split at random"
 """Reason why a tensor trains differently from its source."""
-
-
-@dataclass(frozen=True)
-class Attached:
-    """A tensor that grows with a weight: a tensor of an adapter, with the weight that it adapts.
-
-    Attributes:
-        source: name of the tensor.
-        target: name of the grown tensor, which seeds random splits.
-        shape: shape of the tensor.
-        dtype: safetensors name of its dtype.
-        dimensions: for each of its dimensions, the dimension of the weight that it follows, or None
-            if it does not grow; None as a whole if the tensor replaces the weight.
-        scaled: whether the tensor is multiplied by the weight's factor.
-        copied: whether the tensor is copied where the weight is split.
-    """
-
-    source: str
-    target: str
-    shape: tuple[int, ...]
-    dtype: str
-    dimensions: tuple[int | None, ...] | None = None
-    scaled: bool = True
-    copied: bool = False
 
 
 class Transform(ABC):
@@ -146,32 +122,6 @@ class Transform(ABC):
             before: the factors of each source, relative to the first source of the lineage.
         """
 
-    def moments(self, order: int) -> Transform | None:
-        """The transform that grows an optimizer's moments with the weights.
-
-        Its results are the moments that the target would have gathered itself if the gradients of
-        copies are equal: with equal shares, and equally many copies of everything. Otherwise a norm
-        mixes the gradients of copies, and the moments are an approximation.
-
-        Args:
-            order: 1 for means of gradients, 2 for means of their squares.
-
-        Returns:
-            A transform that reads moments in place of weights; None if there is none.
-        """
-        return None
-
-    def attached(self, one: Attached) -> Transform | None:
-        """The transform of a tensor that belongs to the source, so that it fits the target.
-
-        A low-rank update is mapped like its weight: if W' = E · W · L, E maps its left factor and L
-        its right factor.
-
-        Returns:
-            None if this transform does not determine one.
-        """
-        return None
-
 
 @dataclass(frozen=True, eq=False)
 class _OneSource(Transform):
@@ -224,14 +174,6 @@ class Kept(_OneSource):
         if self.new:
             return replace(before[0], new=True, why=self.why)
         return before[0].times(self.factor, self.siblings)
-
-    def moments(self, order: int) -> Transform | None:
-        """See ``Transform``; a weight twice as large has gradients half as large."""
-        return None if self.new else Kept(self.source, (self.factor * self.siblings) ** -order)
-
-    def attached(self, one: Attached) -> Transform:
-        """See ``Transform``."""
-        return replace(self, source=one.source, factor=self.factor if one.scaled else 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,34 +258,10 @@ class Mapped(_OneSource):
             update = update.because("moments of its copies restart")
         return update
 
-    def moments(self, order: int) -> Transform | None:
-        """See ``Transform``; each copy has the part of the gradient with which it is read."""
-        if not self.alike:
-            return None
-        return Moments(self.source, self.make, self.factor, order, self.resets)
-
-    def attached(self, one: Attached) -> Transform | None:
-        """See ``Transform``."""
-        if one.dimensions is None:
-            return replace(self, source=one.source)  # split alike: norms of rows stay those of DoRA
-        mapped = Mapped(one.source, partial(_attached_maps, self.make, one), self.why, one.target)
-        factor = self.factor if one.scaled else 1.0
-        alike, resets, diverges = self.alike, self.resets, self.diverges
-        return replace(
-            mapped, shares=self.shares, factor=factor, alike=alike, resets=resets, diverges=diverges
-        )
-
-
-def _attached_maps(make: Callable[[], tuple[IndexMap, ...]], one: Attached) -> tuple[IndexMap, ...]:
-    """Select the maps of a tensor that belongs to a weight from the maps of the weight."""
-    assert one.dimensions is not None
-    of_weight, pairs = make(), zip(one.dimensions, one.shape, strict=True)
-    maps = [_identity(size) if d is None else of_weight[d] for d, size in pairs]
-    return tuple(replace(mapped, role=Role.WRITTEN) if one.copied else mapped for mapped in maps)
-
 
 @lru_cache(maxsize=64)  # sizes are few
-def _identity(size: int) -> IndexMap:
+def identity_map(size: int) -> IndexMap:
+    """The map of a dimension that does not change."""
     return IndexMap(Role.WRITTEN, size, np.arange(size), np.ones(size))
 
 
@@ -370,41 +288,6 @@ class Rounded(Mapped):
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
         return super().update(before).because("it is rounded")
-
-    def attached(self, one: Attached) -> Transform | None:
-        """See ``Transform``; a tensor without the factor is not rounded."""
-        mapped = super().attached(one)
-        return Rounded(**vars(mapped)) if one.scaled and mapped else mapped
-
-
-@dataclass(frozen=True, eq=False)
-class Moments(_OneSource):
-    """An optimizer's moments for weights that are copied and split: the dual of ``Mapped``.
-
-    Attributes:
-        make: see ``Mapped``; the maps of the weights.
-        factor: the factor of the weights.
-        order: see ``Transform.moments``.
-        resets: see ``Mapped``.
-    """
-
-    make: Callable[[], tuple[IndexMap, ...]]
-    factor: float
-    order: int
-    resets: bool = False
-    why: str = "moments of copies"
-
-    holds = False
-
-    def part(self, source: Weights, where: Slices) -> Tensor:
-        """See ``Transform``."""
-        read = partial(source.read, self.source)
-        grown = grow_moments(read, self.make(), self.order, where, resets=self.resets)
-        return grown if self.factor == 1 else grown * self.factor**-self.order
-
-    def update(self, before: Sequence[Update]) -> Update:
-        """Moments are not trained."""
-        return before[0]
 
 
 @dataclass(frozen=True)
@@ -468,16 +351,6 @@ class Constant(Transform):
         """See ``Transform``; ``before`` is that of ``like``, if there is one."""
         return replace(before[0] if before else Update(), new=True, why=self.why)
 
-    def moments(self, order: int) -> Transform:
-        """See ``Transform``; a new tensor has no moments yet, so they are zero."""
-        return Constant(self.dtype, 0.0, self.why)
-
-    def attached(self, one: Attached) -> Transform:
-        """See ``Transform``; one factor of an update starts at zero, the other lets it train."""
-        if one.scaled:
-            return Constant(one.dtype, self.value if one.dimensions is None else 0.0, self.why)
-        return Kept(one.source, why=self.why, new=True)
-
 
 @dataclass(frozen=True, eq=False)
 class Subtensor(Transform):
@@ -508,18 +381,6 @@ class Subtensor(Transform):
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
         return self.whole.update(before).whole()
-
-    def moments(self, order: int) -> Transform | None:
-        """See ``Transform``."""
-        moments = self.whole.moments(order)
-        return None if moments is None else Subtensor(moments, self.begin, self.why)
-
-    def attached(self, one: Attached) -> Transform | None:
-        """See ``Transform``."""
-        of_all = replace(one, target=one.source)  # sections share one split
-        attached, order = self.whole.attached(of_all), one.dimensions or range(len(self.begin))
-        offsets = tuple(0 if dimension is None else self.begin[dimension] for dimension in order)
-        return None if attached is None else Subtensor(attached, offsets, self.why)
 
 
 @dataclass(frozen=True, eq=False)
@@ -561,12 +422,6 @@ class Stacked(Transform):
         )
         return first.because("its matrices train separately") if others else first
 
-    def moments(self, order: int) -> Transform | None:
-        """See ``Transform``."""
-        moments = [[(part.moments(order), rows) for part, rows in parts] for parts in self.matrices]
-        known = [[(part, rows) for part, rows in parts if part] for parts in moments]
-        return Stacked(known, self.why) if known == moments else None
-
 
 def _multiply(tensor: Tensor, factor: float, source: Weights, name: str) -> Tensor:
     """Multiply by a power of two without any loss.
@@ -605,6 +460,6 @@ def row_maps(
         role: whether rows are written (copied) or read (split).
         at: the dimension, 0 for rows.
     """
-    maps, moved = [*map(_identity, shape)], placed(shape[at], order)
+    maps, moved = [*map(identity_map, shape)], placed(shape[at], order)
     maps[at] = IndexMap(role, moved.size, moved.source, moved.share)
     return tuple(maps)

@@ -28,10 +28,11 @@ from growkit.extras.adapters.adapter_folder import (
     AdapterFolder,
     TensorKind,
 )
+from growkit.extras.adapters.attached import Attached
 from growkit.extras.adapters.modules import Adapted, Modules, experts_of
 from growkit.model.model import Model
 from growkit.planning.plan import Plan, Planned, Rule
-from growkit.planning.transforms import Attached, Computed, Kept
+from growkit.planning.transforms import Computed, Kept
 
 PREFIX, INSIDE = "base_model.model.", ".base_layer"
 """PEFT's prefix of a module's name, and the suffix that each wrapper around the module adds."""
@@ -88,7 +89,7 @@ class Entry:
         return f"{PREFIX}{module}{self.tail}"
 
     def attached(self, target: str) -> Attached:
-        """The description for ``Transform.attached``.
+        """The description for ``attached_to``.
 
         Args:
             target: name of the grown entry.

@@ -29,6 +29,7 @@ from growkit.extras.adapters.adapter_folder import (
     scaling,
 )
 from growkit.extras.adapters.adapter_tensors import AdapterTensors, Assembly, Entry
+from growkit.extras.adapters.attached import attached_to
 from growkit.extras.adapters.modules import Modules, retarget
 from growkit.model.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
 from growkit.model.checkpoint.publishing import MANIFEST, write_json
@@ -219,7 +220,7 @@ class _Step:
             shape = tuple(size if d is None else shape[d] for d, size in pairs)
         tied = entry.tied and rule.target != entry.parameter
         new = replace(entry, tensor=rule.target, tied=tied, info=replace(entry.info, shape=shape))
-        transform = rule.transform.attached(entry.attached(new.name))
+        transform = attached_to(rule.transform, entry.attached(new.name))
         if transform is not None and entry.tail.endswith(MAGNITUDE):
             transform = self._magnitudes(entry, rule, transform)
             new = replace(new, info=TensorInfo(shape, "F64"))

@@ -25,6 +25,7 @@ from growkit.base.tensors import TensorInfo, Weights, cut
 from growkit.engine.class_weights import ClassWeights, one_row, stacks
 from growkit.engine.loader import Conversion, by_parameter, loading
 from growkit.engine.transformers_class import require_class
+from growkit.extras.optimizer.moment_transforms import moments_of
 from growkit.extras.optimizer.param_groups import (
     UNTRAINABLE,
     Factors,
@@ -324,7 +325,7 @@ class GrownState(TargetState):
             for target in conversion.sources if name in conversion.shapes else ():
                 for rules in self._lineage.steps(target):
                     for rule in rules:
-                        if not rule.sources or rule.transform.moments(1) is None:
+                        if not rule.sources or moments_of(rule.transform, 1) is None:
                             return rule.why
         return COMPUTED_TENSOR
 
@@ -347,7 +348,7 @@ def _grow_moments(plan: Plan, stage: Model, order: int) -> Planned:
     """Apply one step to one kind of moments, for targets whose sources all have them."""
     rules = []
     for rule in plan.rules:
-        how = rule.transform.moments(order)
+        how = moments_of(rule.transform, order)
         # New tensors have no moments yet.
         if how is None or isinstance(how, Constant) or not stage.tensors.keys() >= {*how.sources}:
             continue
