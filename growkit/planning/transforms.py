@@ -1,18 +1,18 @@
 """Transforms: how a tensor is computed from source tensors.
 
-A transform computes any slice of its target, recovers its source, and finds copies in its target.
+A transform computes any slice of its target, and recovers its source.
 Growth and layouts use ``Mapped`` and ``Kept``, which recover their source bit for bit.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from growkit.algebra.expansion import IndexMap, placed
-from growkit.algebra.growth_law import Read, Rows, copies_in, grow_slice, undo
+from growkit.algebra.growth_law import Read, Rows, grow_slice, undo
 from growkit.algebra.splits import Shares
 from growkit.algebra.update_law import Update
 from growkit.base.axes import Role
@@ -109,10 +109,6 @@ class Transform(ABC):
             of: see ``undo``.
         """
         raise NotImplementedError
-
-    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
-        """List the copies in a tensor of the target's shape; see ``growth_law.copies_in``."""
-        return iter(())
 
     @abstractmethod
     def update(self, before: Sequence[Update]) -> Update:
@@ -241,10 +237,6 @@ class Mapped(_OneSource):
 
         back = undo(without_offset if self.offset else rows, self.maps, of, nearest=nearest)
         return None if back is None else _divide(back, self.factor)
-
-    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
-        """See ``Transform``."""
-        return copies_in(tensor, self.maps) if self.diverges else iter(())
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from growkit.algebra.expansion import IndexMap
-from growkit.algebra.growth_law import zeros_in
+from growkit.algebra.growth_law import copies_in, zeros_in
 from growkit.base.errors import InputError, foreign, reason
 from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
@@ -152,9 +152,10 @@ class Gradients:
             grown = self._as_grown(*stored)
             rule = self._rules.get(grown[0]) if grown else None
             if grown and rule:
-                copied = [*rule.transform.copies(grown[1]), *self._siblings.of(*grown)]
-                self._copied += [_Copied.of(grown[0], copies) for copies in copied]
-                self._look_at_zeros(rule, grown[1])
+                if isinstance(rule.transform, Mapped):
+                    self._look_at_mapped(rule.target, rule.transform, grown[1])
+                siblings = self._siblings.of(*grown)
+                self._copied += [_Copied.of(grown[0], copies) for copies in siblings]
             if self._waits(stored[0]):
                 self._waiting.add(name)
 
@@ -197,12 +198,14 @@ class Gradients:
         section.findings.append(finding)
         return section
 
-    def _look_at_zeros(self, rule: Rule, gradient: Tensor) -> None:
-        """Evaluate gradients of zeros, which would stay zero without one in any tensor."""
-        if isinstance(rule.transform, Mapped):
-            for space, zeros in zeros_in(gradient, rule.transform.maps):
-                name, so_far = self._zeros.get(space, (rule.target, zeros.new_zeros(len(zeros))))
-                self._zeros[space] = name, so_far.maximum(zeros.abs().amax(1))
+    def _look_at_mapped(self, tensor: str, mapped: Mapped, gradient: Tensor) -> None:
+        """Evaluate gradients of copies, and of zeros, which stay zero without one in any tensor."""
+        if mapped.diverges:
+            copied = copies_in(gradient, mapped.maps)
+            self._copied += [_Copied.of(tensor, copies) for copies in copied]
+        for space, zeros in zeros_in(gradient, mapped.maps):
+            name, so_far = self._zeros.get(space, (tensor, zeros.new_zeros(len(zeros))))
+            self._zeros[space] = name, so_far.maximum(zeros.abs().amax(1))
 
     @property
     def _rounding(self) -> float:
