@@ -140,7 +140,7 @@ def test_a_class_that_loads_other_weights_is_noticed(padding: int | None, tmp_pa
 def test_large_models_are_not_loaded_whole(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "MAX_BYTES", 1000)
+    monkeypatch.setattr(ways, "MAX_WHOLE_MODELS", 1000)
     result = growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
     modes = {mode["name"]: mode for mode in result["verification"].sections.modes.modes}
     assert modes["generate"]["kept"] is None

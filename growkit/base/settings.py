@@ -29,7 +29,11 @@ FEW, SHORT = 4, 48
 SHORT_TEXT = 128
 """Default length of the ``MANY`` windows of a text in that case: its loss is also a result."""
 
-SETTLED = "if every weight was recovered"
+IF_RECOVERED = "if every weight was recovered"
+
+MAX_WHOLE_MODELS = 1 << 29
+"""Limit, in bytes of float64, for two models that a proof also runs whole; the rest of it needs
+only a layer at a time."""
 
 
 @documented
@@ -40,13 +44,13 @@ class Settings:
     text: str | None = option(None, "UTF-8 text to compare on, instead of random tokens.", "FILE")
     prompts: int | None = option(
         None,
-        f"Windows of text, or random prompts: {MANY}, or {FEW} {SETTLED}.",
+        f"Windows of text, or random prompts: {MANY}, or {FEW} {IF_RECOVERED}.",
         limits=(1, 1 << 16),  # each prompt is a tensor
     )
     length: int | None = option(
         None,
         f"Tokens in each window or prompt: {LONG}, or {SHORT} ({SHORT_TEXT} of a text, in {MANY} "
-        f"windows) {SETTLED}.",
+        f"windows) {IF_RECOVERED}.",
         limits=(2, 2**31 - 1),
     )
     seed: int = option(0, "Seed of everything random.", limits=SEEDS)

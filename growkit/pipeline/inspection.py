@@ -20,7 +20,7 @@ from growkit.base import tensors
 from growkit.base.errors import InputError
 from growkit.base.lazy import usual_torch
 from growkit.base.options import Value
-from growkit.base.settings import Settings
+from growkit.base.settings import MAX_WHOLE_MODELS, Settings
 from growkit.engine import recipe_planning
 from growkit.model.checkpoint.dequantising import Dequantised
 from growkit.model.checkpoint.folder import Folder
@@ -190,32 +190,29 @@ def planned_answer(verb: str, operation: Operation, model: Model, **more: Value)
 
 # Costs of a run.
 
-ROOM = 1 << 20
+RESERVED_BYTES = 1 << 20
 """Bytes reserved on the disk for files without weights."""
 
-ENTRY = 2560
+BYTES_PER_ENTRY = 2560
 """Bytes reserved for every tensor's entries in headers, archives, indices and the manifest."""
 
-LOADED = 0.27e9
+MEMORY_OF_TORCH = 0.27e9
 """Bytes of memory that Python and torch take."""
 
-PROVING = 1.2e9
+MEMORY_OF_PROOF = 1.2e9
 """Bytes of memory of Python, torch, transformers and the activations of both models."""
 
-STARTED = 2.0
+SECONDS_TO_IMPORT = 2.0
 """Seconds to import torch, and the same again for transformers."""
 
-WRITTEN_PER_SECOND = 6e8
+BYTES_WRITTEN_PER_SECOND = 6e8
 """Bytes computed and written per second (``benchmarks/cost_model.py``)."""
 
-LOOKED_AT = 2.5e-8
+SECONDS_PER_PARAMETER = 2.5e-8
 """Seconds of a proof for each parameter, regardless of tokens."""
 
-MULTIPLIED = 2.6e-11
+SECONDS_PER_PARAMETER_AND_TOKEN = 2.6e-11
 """Seconds of a proof for each parameter and token."""
-
-SMALL = 1 << 29
-"""Largest size in float64, in bytes, at which both models are also run whole."""
 
 
 @report_faults()
@@ -301,12 +298,14 @@ def estimate(
     if proof is not None:
         parameters = sum(tensors.total_parameters(model.tensors) for model in headers)
         prompts, length = (proof.if_weights_recovered if exact else proof).amount
-        proving = round(STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length), 1)
+        per_parameter = SECONDS_PER_PARAMETER + SECONDS_PER_PARAMETER_AND_TOKEN * prompts * length
+        proving = round(SECONDS_TO_IMPORT + parameters * per_parameter, 1)
+    writing = SECONDS_TO_IMPORT + max(written / BYTES_WRITTEN_PER_SECOND, moving)
     return results.Estimate(
         disk_needed=disk_needed(target, extra),
         disk_free=shutil.disk_usage(place).free,
         memory=_memory(source, target, proof),
-        write_seconds=round(STARTED + max(written / WRITTEN_PER_SECOND, moving), 1),
+        write_seconds=round(writing, 1),
         proof_seconds=proving,
         basis="memory and time are scaled from runs on 2 CPU cores with a fast disk",
     )
@@ -319,18 +318,19 @@ def disk_needed(target: Model, extra: int) -> int:
         target: headers of the target.
         extra: bytes of tokenizer files, an optimizer's state and the like.
     """
-    return tensors.total_bytes(target.tensors) + ENTRY * len(target.tensors) + extra + ROOM
+    entries = BYTES_PER_ENTRY * len(target.tensors)
+    return tensors.total_bytes(target.tensors) + entries + extra + RESERVED_BYTES
 
 
 def _memory(source: Model, target: Model, proof: Settings | None) -> int:
     """Estimate the memory of a process that writes and proves a target, in bytes."""
     largest = max((info.bytes for info in source.tensors.values()), default=0)
     in_parts = all(target.cuts(name) for name in target.tensors)
-    memory = LOADED + WORKERS * (min(largest, SMALL_TENSOR) if in_parts else largest)
+    memory = MEMORY_OF_TORCH + WORKERS * (min(largest, SMALL_TENSOR) if in_parts else largest)
     if proof is not None:
         in_float64 = 8 * sum(tensors.total_parameters(model.tensors) for model in (source, target))
-        at_once = in_float64 if in_float64 <= SMALL else 0
-        memory = max(memory, PROVING + max(_largest_layer(target), at_once))
+        at_once = in_float64 if in_float64 <= MAX_WHOLE_MODELS else 0
+        memory = max(memory, MEMORY_OF_PROOF + max(_largest_layer(target), at_once))
     return round(memory)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from growkit.base.errors import InputError, PlaceError, foreign, system_error
 from growkit.base.limits import within
+from growkit.base.settings import MAX_WHOLE_MODELS
 from growkit.base.tensors import total_parameters
 from growkit.base.units import size
 from growkit.engine.metrics import error_of, finite
@@ -83,9 +84,6 @@ def _finding(result: ModeResult) -> Finding:
     return finding
 
 
-MAX_BYTES = 1 << 29
-"""Limit for the memory of whole models; the rest of the proof needs only a layer at a time."""
-
 NEW_TOKENS = 16
 """Number of tokens to generate."""
 
@@ -112,10 +110,10 @@ def run_whole_models(function: Function, other_loss: str) -> list[ModeResult]:
     load = cache(partial(load_model, dtype=torch.float64, device=place, attention="eager"))
     results = []
     for name, run in {RELOAD: _save_and_reload, GENERATE: _generate, LOSS: _losses}.items():
-        note = f"whole models of more than {size(MAX_BYTES)} in float64"
+        note = f"whole models of more than {size(MAX_WHOLE_MODELS)} in float64"
         result = ModeResult(name=name, tried=False, note=note)
         results.append(result)
-        if bytes_needed <= MAX_BYTES:
+        if bytes_needed <= MAX_WHOLE_MODELS:
             _try(result, partial(run, load, pair.before), pair, prompt, tolerance)
         if name != RELOAD and tolerance is None:
             result.kept = None
