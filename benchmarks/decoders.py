@@ -28,7 +28,7 @@ import growkit
 from growkit.base.errors import InputError, reason
 from growkit.engine.metrics import error_of
 from growkit.model.families.family import family_of
-from growkit.sources import family_for, find, inside
+from growkit.sources import family_for, find, language_model_inside
 from tests.architectures import TYPES, WINDOW, outcome, save, with_fault
 from tests.conftest import strict_logits
 
@@ -96,8 +96,8 @@ def line_of(kind: str, seeds: Sequence[int] = range(1)) -> dict[str, Any]:
             line["copy"] = f"not judged: {_sentence(error, place)}"
         try:
             inferred = family_for(find(sources[0]), None)
-            whole = find(sources[0]).whole()
-            config = (inside(whole) or whole).config
+            whole = find(sources[0]).open_whole()
+            config = (language_model_inside(whole) or whole).config
             known = inferred or family_of(config, kind)
             axes = {*known.sizes(config), *known.kinds.values()}
         except Exception as error:

@@ -95,7 +95,7 @@ class Source:
     base_model: str | None = None
     warning: str = ""
 
-    def whole(self, described: Family | None = None) -> Checkpoint:
+    def open_whole(self, described: Family | None = None) -> Checkpoint:
         """Open the checkpoint; a quantised one is read as a dense model.
 
         Args:
@@ -119,7 +119,7 @@ class Source:
         Raises:
             InputError: see ``Checkpoint``; or transformers does not accept its config.
         """
-        return alone(self.whole(described))
+        return language_model_of(self.open_whole(described))
 
     def headers(self, described: Family | None = None) -> Model:
         """Open the checkpoint for a plan; without weights, the headers that its config implies.
@@ -142,7 +142,7 @@ class Source:
             headers = Headers(family_of(config, where, described), config, where)
             headers.quantised = quantised
             return headers
-        return self.whole(described)
+        return self.open_whole(described)
 
 
 def find(model: Path | str, *, weights: bool = True) -> Source:
@@ -165,21 +165,21 @@ def find(model: Path | str, *, weights: bool = True) -> Source:
     return Source(f"hf://{name}@{folder.name}", folder, True, base_model, warning)
 
 
-def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
+def open_both(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
     """Open two models for a comparison, or the language models inside of multimodal ones.
 
     Raises:
         InputError: see ``Source.open``.
     """
-    after = target.whole()
+    after = target.open_whole()
     if after.wrappers:
         raise InputError(f"{after.notes[0]}, but users would not; save the model without them")
-    before = source.whole()
-    inner, inner_after = inside(before), inside(after)
+    before = source.open_whole()
+    inner, inner_after = language_model_inside(before), language_model_inside(after)
     if inner_after:  # ``growkit.proof.other_parts`` compares the rest
         return inner or before, inner_after
     same = inner and inner.config.get("model_type") == after.config.get("model_type")
-    return inner if inner and same else alone(before), after
+    return inner if inner and same else language_model_of(before), after
 
 
 # The Hub
@@ -296,7 +296,7 @@ def _why(error: Exception) -> str:
     return f"the Hub did not deliver it ({type(error).__name__}: {quoted})"
 
 
-def alone(checkpoint: Checkpoint) -> Checkpoint:
+def language_model_of(checkpoint: Checkpoint) -> Checkpoint:
     """Extract the language model of a multimodal checkpoint; return any other unchanged.
 
     Raises:
@@ -308,11 +308,11 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
 
     if is_known(checkpoint):
         return checkpoint
-    inner = inside(checkpoint)
+    inner = language_model_inside(checkpoint)
     return inner if inner and is_known(inner) else checkpoint
 
 
-def inside(checkpoint: Checkpoint) -> Inside | None:
+def language_model_inside(checkpoint: Checkpoint) -> Inside | None:
     """The language model inside a multimodal checkpoint; None if none can be taken out.
 
     Raises:

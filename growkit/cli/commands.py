@@ -27,7 +27,7 @@ from growkit.model.checkpoint.publishing import rejected_name, write_whole
 from growkit.planning import recipe as recipes
 from growkit.planning.operation import operations
 from growkit.planning.recipe import Recipe, Step, load_description, load_recipe
-from growkit.sources import address_of, find, pair
+from growkit.sources import address_of, find, open_both
 
 app = typer.Typer(
     name="growkit",
@@ -233,7 +233,7 @@ def verify_command(
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     check_report(destination.report, inputs)
-    before, _ = pair(one, other)
+    before, _ = open_both(one, other)
     check_settings(settings, before, adapter=adapter is not None)
     from growkit.pipeline.verifying import verify  # takes seconds
 

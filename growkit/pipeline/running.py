@@ -43,7 +43,7 @@ from growkit.proof.preflight import check_settings, preflight
 from growkit.report.saving import inherited, model_card
 from growkit.results.growth_result import GrowResult
 from growkit.results.proof_result import RankCost, VerifyResult, name_result
-from growkit.sources import family_for, find, pair
+from growkit.sources import family_for, find, open_both
 
 
 @takes(Recipe, Running)
@@ -432,7 +432,7 @@ class _Run:
         from growkit.proof.pair import Request
         from growkit.proof.verdict import prove
 
-        source, written = pair(self.origin, find(folder))
+        source, written = open_both(self.origin, find(folder))
         state, adapter = (
             Path(path) if path else None for path in (recipe.optimizer, recipe.adapter)
         )

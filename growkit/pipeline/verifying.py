@@ -18,7 +18,7 @@ from growkit.proof.pair import Request
 from growkit.proof.verdict import prove
 from growkit.proof.weights import check_order
 from growkit.results.proof_result import VerifyResult, name_result
-from growkit.sources import find, pair
+from growkit.sources import find, open_both
 
 
 @takes(Settings)
@@ -69,7 +69,7 @@ def verify(
             f"the optimizer's state {state} is only for the training of both models; add --steps"
         )
     one, other = find(source), find(target)
-    before, after = pair(one, other)
+    before, after = open_both(one, other)
     recipe = read_record(after.opened)
     check_order(before, after, recipe)
     files = [Path(file) for file in logits]

@@ -48,7 +48,7 @@ from growkit.model.model import Model, unused_tensors
 from growkit.planning.plan import Planned
 from growkit.planning.recipe import DEFAULT_METHOD, GrowStep
 from growkit.results import versions
-from growkit.sources import find, inside
+from growkit.sources import find, language_model_inside
 
 GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "hidden": tuple(
@@ -93,8 +93,8 @@ def infer(folder: str | Path) -> Inference:
         InputError: transformers has no such class, parts of it cannot be described, or tensors are
             not those of the class.
     """
-    outer = find(folder).whole()
-    checkpoint = inside(outer) or outer
+    outer = find(folder).open_whole()
+    checkpoint = language_model_inside(outer) or outer
     layers = checkpoint.config.get("num_hidden_layers")
     if isinstance(layers, int) and len(checkpoint.tensors) < layers <= MAX_LAYERS:
         raise InputError(
