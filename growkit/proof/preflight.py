@@ -61,7 +61,6 @@ def preflight(settings: Settings, source: Checkpoint, grown: Model) -> None:
     make_prompts(settings, source.folder, source.config)
     loading(source)
     file = source.folder / "config.json"
-    check_accepted(source.config, f"{file}")
     check_accepted(grown.config, f"the grown model's config, made from {file}")
 
 

@@ -10,13 +10,8 @@ from growkit.base.units import given_date, today
 from growkit.engine.device import driver_versions
 from growkit.proof.check import checks
 from growkit.proof.files import compare_folders
-from growkit.proof.logits import (
-    Function,
-    compare_function,
-    device_section,
-    fault_of,
-    logits_section,
-)
+from growkit.proof.logits import Function, compare_function
+from growkit.proof.logits_section import device_section, fault_of, logits_section
 from growkit.proof.mode_results import modes_section
 from growkit.proof.modes import modes
 from growkit.proof.pair import Pair, Request, open_pair
