@@ -60,7 +60,7 @@ def parse_json(content: bytes, digits: int = 100, *, infinite: bool = False) -> 
 
 
 def _check_extent(parsed: Any, limit: int) -> None:
-    """Refuse more values than ``most``, and too deep a nesting."""
+    """Refuse more values than ``limit``, and too deep a nesting."""
     level, values = [parsed], 0
     for _ in range(MAX_DEPTH + 1):
         level = [part for part in level if isinstance(part, dict | list)]

@@ -18,13 +18,29 @@ IN_CACHE = 1 << 17
 
 @dataclass
 class Distance:
-    """Sums over all tokens added so far, in float64."""
+    """Sums over all tokens added so far, in float64.
+
+    Attributes:
+        largest: largest absolute difference of two logits; not a sum.
+        absolute: absolute differences.
+        squared_source: squared logits of the source.
+        squared_target: squared logits of the target.
+        products: products of the two models' logits.
+        elements: number of logits.
+        kl: KL(source ‖ target), in nats.
+        kl_at: by position, the KL and the number of tokens there.
+        agreeing: number of tokens on which both rank the same token first.
+        tokens: number of tokens.
+        loss_source: negative log-likelihoods of the next tokens, in nats, by the source.
+        loss_target: the same by the target.
+        predictions: number of tokens with a next one.
+    """
 
     largest: float = 0.0
     absolute: float = 0.0
     squared_source: float = 0.0
     squared_target: float = 0.0
-    both: float = 0.0
+    products: float = 0.0
     elements: int = 0
     kl: float = 0.0
     kl_at: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -59,7 +75,7 @@ class Distance:
         one, other = source.flatten(), target.flatten()
         self.squared_source += float(one.dot(one))
         self.squared_target += float(other.dot(other))
-        self.both += float(one.dot(other))
+        self.products += float(one.dot(other))
         self.elements += source.numel()
         self.agreeing += int((source.argmax(-1) == target.argmax(-1)).sum())
         log_p, log_q = source.log_softmax(-1), target.log_softmax(-1)
@@ -111,10 +127,10 @@ class Distance:
         Args:
             within: largest residual, relative to the explained part.
         """
-        if not self.squared_source or not math.isfinite(self.both + self.squared_target):
+        if not self.squared_source or not math.isfinite(self.products + self.squared_target):
             return None
-        factor = self.both / self.squared_source
-        left = self.squared_target - factor * self.both
+        factor = self.products / self.squared_source
+        left = self.squared_target - factor * self.products
         explained = left <= (within * (1 + abs(factor))) ** 2 * self.squared_source
         return factor if explained and abs(factor - 1) > within else None
 

@@ -132,11 +132,10 @@ def read_record(target: Folder) -> Recipe | None:
     recipe = target.json(MANIFEST).get("recipe")
     if not isinstance(recipe, dict):
         raise InputError(f"{file} holds no recipe; remove the file to compare logits alone")
+    # Untrusted values may raise anything.
     with foreign(f"the recipe in {file} cannot be read", "remove the file to compare without it"):
         try:
-            return parse_recipe(
-                recipe, str(file), recorded=True
-            )  # untrusted values may raise anything
+            return parse_recipe(recipe, str(file), recorded=True)
         except InputError as error:  # an option of an earlier version, for example
             raise InputError(f"{error}; remove {file} to compare without it") from error
 
