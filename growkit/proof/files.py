@@ -223,18 +223,42 @@ def compare_with_plan(
 
 def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDifferences:
     """Compare a folder of unknown origin with its source."""
-    loads, loaded = loading(source), loading(target)
+    differences, loaded = _compare_configs(source, target), loading(target)
     ids, unseen = sidecars.same_ids(source.opened, target.opened)
-    was, now, wider = _loaded_configs(source, target)
+    differences.named += [f"not compared: {unseen}"] if unseen else _rewritten(source, target)
+    if target.quantised:
+        note = "programs that compute with the quantised weights themselves round further"
+        differences.named.append(note)
+    changed = [f"the tokenizer ({ids})"] if ids else []
+    if source.opened.has("config.json") and target.opened.has("config.json"):
+        changed += sidecars.changed_generation(source.opened, target.opened)
+        changed += sidecars.changed_files(source.opened, target.opened)
+    code = foreign_code(target.opened)
+    coded = [(named_code(model.opened), own_code(model.opened)) for model in (source, target)]
+    if code and loaded.own_class and coded[0] != coded[1]:
+        changed += code
+    changed += _changed_buffers(source, target)
+    differences.of_source += changed
+    differences.changed = [*dict.fromkeys(differences.changed + changed)]
+    known = {*WRITTEN, *code, *target.opened.code(), *_weights_of(target), *sidecars.READ}
+    known |= {*differences.changed}
+    names = [name for name in target.opened.names() if name not in known]
+    differences.unknown = [name for name in names if not _is_of_source(name, source, target)]
+    return differences
+
+
+def _compare_configs(source: Checkpoint, target: Checkpoint) -> FolderDifferences:
+    """Compare the config of a folder of unknown origin with that of its source."""
+    model, (was, now, wider) = loading(target).model, _loaded_configs(source, target)
     now = _without_old_keys(source, was, now)
     shown = configs.judge(target, is_target=True)
     keys, other_keys = configs.different_settings(was, now, shown)
     other_keys += ["dtype"] if wider else []
     unstated = {
-        key: model.folder
+        key: one.folder
         for key in keys
-        for model in (source, target)
-        if not model.states(key.partition(".")[0])
+        for one in (source, target)
+        if not one.states(key.partition(".")[0])
     }
     keys = [key for key in keys if key not in unstated]
     stale = configs.stale_sizes(was, now, shown)
@@ -249,33 +273,16 @@ def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDiffere
         named.append(note + (f", not {', '.join(not_compared)}" if not_compared else ""))
     values = [_changed_value(key, {**was, **stale}, now) for key in (*keys, *stale)]
     changed = [value["name"] for value in values]
-    if _names_other_class(source, target, loaded.model):
+    if _names_other_class(source, target, model):
         changed.append("architectures in config.json")
-    for key, replaced in _without_effect({**loads.config, **source.config}, target).items():
+    wanted = {**loading(source).config, **source.config}
+    for key, replaced in _without_effect(wanted, target).items():
         if replaced:
-            named.append(_ignored_note(key, loaded.model))
+            named.append(_ignored_note(key, model))
         else:  # other software may read it
             changed.append(f"{key} in config.json")
-    named += [f"not compared: {unseen}"] if unseen else _rewritten(source, target)
-    if target.quantised:
-        named.append("programs that compute with the quantised weights themselves round further")
-    changed += [f"the tokenizer ({ids})"] if ids else []
-    if source.opened.has("config.json") and target.opened.has("config.json"):
-        changed += sidecars.changed_generation(source.opened, target.opened)
-        changed += sidecars.changed_files(source.opened, target.opened)
-    code = foreign_code(target.opened)
-    coded = [(named_code(model.opened), own_code(model.opened)) for model in (source, target)]
-    if code and loaded.own_class and coded[0] != coded[1]:
-        changed += code
-    changed += _changed_buffers(source, target)
-    known = {*WRITTEN, *code, *target.opened.code(), *_weights_of(target), *sidecars.READ}
-    names = [name for name in target.opened.names() if name not in known]
-    changed = [*dict.fromkeys(changed)]
-    unknown = [
-        name for name in names if name not in changed and not _is_of_source(name, source, target)
-    ]
     of_source = [name for name in changed if name.removesuffix(" in config.json") not in stale]
-    return FolderDifferences(changed, named, unknown, values, of_source)
+    return FolderDifferences(changed, named, values=values, of_source=of_source)
 
 
 def _loaded_configs(source: Checkpoint, target: Checkpoint) -> tuple[Config, Config, bool]:
