@@ -27,7 +27,7 @@ from growkit.engine.transformers_class import resolved
 from growkit.engine.written_config import config_to_write
 from growkit.model.checkpoint import publishing, writing
 from growkit.model.checkpoint.folder import Folder
-from growkit.model.checkpoint.format import Format, Output, formats, read_config
+from growkit.model.checkpoint.format import Output, formats, read_config
 from growkit.model.checkpoint.multimodal import Inside
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import check_faults, report_faults
@@ -290,24 +290,22 @@ class _Run:
                 self.other_files += opened.files
                 result["warnings"] += opened.warnings
                 result[companion.key] = opened.result()
-        self.files = self._in_other_format(recipe.file_format) if recipe.file_format else None
+        self.files = self._planned_files()
         self.extra = source.opened.carried_bytes()
         self.extra += sum(companion.bytes for companion in self.companions.values())
 
-    def _files(self) -> Output:
-        """The files with the weights, in the recipe's own format."""
-        target, shard_bytes = self.target, writing.parse_bytes(self.recipe.shard_size)
-        own = next(one for one in formats() if one.in_recipes == self.recipe.format)
-        return own.output(target, target.config, self.source.opened, shard_bytes)
-
-    def _in_other_format(self, file_format: Format) -> Output:
-        """The files with the weights, in another program's format.
+    def _planned_files(self) -> Output:
+        """Plan the files with the weights.
 
         Raises:
-            InputError: the format does not hold the model, or a setting of it.
+            InputError: another program's format does not hold the model, or a setting of it.
         """
-        shard_bytes = writing.parse_bytes(self.recipe.shard_size)
-        config = resolved(self.target.config) or self.target.config
+        config, shard_bytes = self.target.config, writing.parse_bytes(self.recipe.shard_size)
+        file_format = self.recipe.file_format
+        if file_format is None:
+            own = next(one for one in formats() if one.in_recipes == self.recipe.format)
+            return own.output(self.target, config, self.source.opened, shard_bytes)
+        config = resolved(config) or config
         files = file_format.output(self.target, config, self.source.opened, shard_bytes)
         file_format.check_held(files, self.source, self.lineage)
         self.result["bytes"] = total_bytes(files.tensors.tensors)
@@ -382,7 +380,7 @@ class _Run:
             current().bytes("writing", result["bytes"]) as advance,
             publishing.writing(self.output),
         ):
-            files = self.files or self._files()
+            files = self.files
             writing.write_shards(files.tensors, folder, files.shards, advance, hashes)
             for name, content in files.files.items():
                 (folder / name).write_bytes(content)
