@@ -32,8 +32,9 @@ ROWS = 256
 BLOCKS = (256, 128, 64, 32, 16)
 """Lengths of blocks in a row that have a scale of their own, beside whole rows."""
 
-FITS = 0.25
-"""Largest part of a distance that factors of blocks may leave, if they explain it."""
+FITS, FITS_ALL = 0.25, 0.7
+"""Largest part of a distance that factors of blocks, or one of the whole tensor, may leave, if they
+explain it."""
 
 FEWER = 0.6
 """Largest number of levels of a quantised block, relative to that of the source's."""
@@ -59,10 +60,17 @@ class Nearness(NamedTuple):
     Attributes:
         phrase: what is said of it; braces stand for a number.
         number: the number, of which the largest is told if several tensors have the same phrase.
+        mistake: whether noise alone, such as rounding to blocks, does not explain the tensor.
     """
 
     phrase: str
     number: float = 0.0
+    mistake: bool = True
+
+    @property
+    def told(self) -> str:
+        """The phrase with the number."""
+        return self.phrase.format(self.number)
 
 
 def nearest(before: Model, after: Model, name: str, forms: Forms, width: int) -> Nearness | None:
@@ -96,9 +104,10 @@ def nearest(before: Model, after: Model, name: str, forms: Forms, width: int) ->
     if not nearness and alike < ALIKE and (mistake or not distance <= FAR):
         return Nearness(UNRELATED)
     in_blocks = after.rounded_in_blocks(name)
-    nearness = nearness or (Nearness(IN_BLOCKS) if in_blocks else _by_levels(was, now))
-    nearness = nearness or Nearness(AWAY)
-    nearness = nearness._replace(number=nearness.number or 100 * distance)
+    if not nearness:
+        quantised = None if in_blocks else _by_levels(was, now)
+        noise = Nearness(IN_BLOCKS if in_blocks else AWAY)
+        nearness = (quantised or noise)._replace(number=100 * distance, mistake=bool(mistake))
     return nearness._replace(phrase=f"{mistake}, and {nearness.phrase}") if mistake else nearness
 
 
@@ -170,7 +179,7 @@ def _by_factors(was: Tensor, now: Tensor) -> Nearness | None:
         one, other = (t.view(rows // tall, tall, columns // wide, wide) for t in (was, now))
         factors = (one * other).sum((1, 3)) / one.square().sum((1, 3)).clamp(min=1e-300)
         rest = (other - factors[:, None, :, None] * one).norm()
-        if rest < FITS * min(distance, now.norm()):
+        if rest < (FITS if len(factors.flatten()) > 1 else FITS_ALL) * min(distance, now.norm()):
             return Nearness(phrase, float(factors.abs().max()))
     return None
 

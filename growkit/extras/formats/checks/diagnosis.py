@@ -58,8 +58,8 @@ class Diagnosis(Section):
     """Explanations of weights that are not the source's.
 
     Attributes:
-        explanations: each mistake, with the tensors that it explains in full.
-        unexplained: tensors of the target that no mistake explains.
+        explanations: each mistake, with the tensors that it explains, in full or but for noise.
+        unexplained: tensors of the target that no mistake explains in full.
     """
 
     explanations: list[str]
@@ -99,18 +99,19 @@ def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
         explained = _explain(one, other, [*wrong, *more], _sizes(after))
         unexplained = [name for name in wrong if name not in explained]
         near = _describe(one, other, unexplained, _sizes(after))
-    moved, told = _moved_layers(explained, was, now)
-    rest = _rest(was, now, told.union(explained))
+    phrases = explained | {name: of.told for name, of in near.items()}
+    moved, told = _moved_layers(phrases, was, now)
+    rest = _rest(was, now, told.union(phrases))
     if not wrong and not moved and not rest:
         return None
-    phrases = {name: of for name, of in (explained | near).items() if name not in told}
-    clauses = moved + _clauses(phrases, names) + rest
+    clauses = moved + _clauses({n: of for n, of in phrases.items() if n not in told}, names) + rest
     if untold := [name for name in unexplained if name not in near]:
         clauses.append(f"no known mistake explains {listed(untold)}")
     place = (
         wrong[0] if wrong else min(was.tensors.keys() ^ now.tensors.keys(), default="vocab_size")
     )
-    return _diagnosis("; ".join(clauses), place, sentences_on(explained, names), unexplained)
+    by_mistake = {n: of for n, of in phrases.items() if n in explained or near[n].mistake}
+    return _diagnosis("; ".join(clauses), place, sentences_on(by_mistake, names), unexplained)
 
 
 def _clauses(phrases: Mapping[str, str], names: Sequence[str]) -> list[str]:
@@ -170,9 +171,7 @@ def _rest(was: Model, now: Model, told: set[str]) -> list[str]:
     return rest
 
 
-def _moved_layers(
-    explained: Mapping[str, str], was: Model, now: Model
-) -> tuple[list[str], set[str]]:
+def _moved_layers(phrases: Mapping[str, str], was: Model, now: Model) -> tuple[list[str], set[str]]:
     """Clauses on layers that are other layers of the source, and the tensors in both.
 
     Some tensors of a layer may be the same in both.
@@ -181,8 +180,8 @@ def _moved_layers(
     moved: defaultdict[str, dict[int, int]] = defaultdict(dict)
     told = set[str]()
     for (stem, number), names in after.items():
-        inside = names & explained.keys()
-        steps = {STEPS.fullmatch(explained[name]) for name in inside}
+        inside = names & phrases.keys()
+        steps = {STEPS.match(phrases[name]) for name in inside}
         if (
             2 * len(inside) > len(names)
             and None not in steps
@@ -304,8 +303,8 @@ def _layers(component: str, names: Sequence[str], every: Collection[str]) -> str
 
 def _describe(
     before: Model, after: Model, wrong: Sequence[str], sizes: Mapping[str, int]
-) -> dict[str, str]:
-    """A phrase on each tensor that no mistake explains: how it is related to the source's."""
+) -> dict[str, Nearness]:
+    """How each tensor that no mistake explains is related to the source's."""
     firsts: dict[tuple[int, ...], dict[str, Tensor]] = {}
     if wrong:
         for name in before.tensors:
@@ -327,9 +326,9 @@ def _describe(
         if nearness := nearest(before, after, name, forms, sizes.get("head_dim") or 1):
             near[name] = nearness
     largest = dict[str, float]()
-    for phrase, number in near.values():
+    for phrase, number, _ in near.values():
         largest[phrase] = max(number, largest.get(phrase, 0.0))
-    return {name: phrase.format(largest[phrase]) for name, (phrase, _) in near.items()}
+    return {name: of._replace(number=largest[of.phrase]) for name, of in near.items()}
 
 
 def _first_row(model: Model, name: str) -> Tensor:
