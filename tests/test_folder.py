@@ -168,8 +168,10 @@ def test_code_of_an_earlier_version_is_named(
     growkit.convert(source, out, "diff-v2", verify=False)
     (out / "seen_tokens.py").unlink()
     (out / CODE).write_text("# of an earlier version")
+    (out / "earlier.py").write_text("# with the config")
     with edit_json(out / "config.json") as config:
         del config["auto_map"]["AutoModelForTokenClassification"]
+        config["auto_map"]["AutoConfig"] = "earlier.DiffTransformerConfig"
     manifest = json.loads((out / "growkit.json").read_text())
     (out / "growkit.json").unlink()
     write_manifest(out, manifest, {})
@@ -180,11 +182,16 @@ def test_code_of_an_earlier_version_is_named(
     assert not kept or f"{CODE}" in result["reason"]
 
 
-def test_classes_of_an_earlier_version_are_in_its_code(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "named", ["other.DiffTransformerForCausalLM", "modeling_diff_transformer.Model"]
+)
+def test_classes_of_an_earlier_version_are_in_its_code(
+    make: Make, tmp_path: Path, named: str
+) -> None:
     source, out = make("llama"), tmp_path / "out"
     growkit.convert(source, out, "diff-v2", verify=False)
     with edit_json(out / "config.json") as config:
-        config["auto_map"]["AutoModelForCausalLM"] = "other.Model"
+        config["auto_map"]["AutoModelForCausalLM"] = named
     manifest = json.loads((out / "growkit.json").read_text())
     write_manifest(out, manifest, {})
     assert not growkit.verify(source, out).kept
