@@ -147,6 +147,9 @@ def unread_weights(
     end = name.removeprefix("model.")
     other = next((of for of in stored if of != name and of.endswith(f".{end}")), "")
     there = f" (there is {other}, which the class does not read)" if other else ""
+    if other.endswith(f".{name}"):
+        prefix = other.removesuffix(name)
+        there = f" (there is {other}; if others also begin with {prefix}, save them without it)"
     return InputError(
         f"{type(model).__name__} reports {problem} in {where}: {name}{there}; the model would run "
         "with random weights there, correct config.json or the weights"

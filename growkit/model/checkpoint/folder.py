@@ -141,8 +141,12 @@ INSTEAD_OF_WEIGHTS = {
         "it loads, and growkit run writes them again"
     ),
     **dict.fromkeys(
-        ("consolidated*", "*.safetensors", "*.pth", "*.pt", "*.bin", "*.ckpt", "*.h5", "*.onnx"),
+        ("consolidated*", "*.safetensors", "*.h5", "*.onnx"),
         f"is not read; rename it to model.safetensors if it is one, or {SAVE}",
+    ),
+    **dict.fromkeys(
+        ("*.pth", "*.pt", "*.bin", "*.ckpt"),
+        f"is not read; rename it to pytorch_model.bin if it is a state_dict, or {SAVE}",
     ),
 }
 """Patterns of file names, with the reason why such a file is not read as weights, and the remedy;

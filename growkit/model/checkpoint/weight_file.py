@@ -358,8 +358,17 @@ def plain_tensors(content: Any) -> dict[str, Tensor]:
         and not (tensor.is_quantized or tensor.is_neg())
         for name, tensor in content.items()
     ):
-        raise ValueError("it is not a plain dictionary of dense tensors")
+        parts = content.items() if isinstance(content, dict) else ()
+        inside = next((str(name) for name, part in parts if _has_tensors(part)), None)
+        where = f"; that under {inside[:100]!r} may be, save it alone" if inside else ""
+        raise ValueError(f"it is not a plain dictionary of dense tensors{where}")
     return content
+
+
+def _has_tensors(content: Any) -> bool:
+    return isinstance(content, dict) and any(
+        isinstance(tensor, torch.Tensor) for tensor in content.values()
+    )
 
 
 class _Archive:
