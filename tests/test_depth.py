@@ -16,7 +16,6 @@ from growkit.engine.recipe_planning import plan_recipe
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.families.family import Layer, families, rearranged
 from growkit.operations.growth.depth import arrangement
-from growkit.results.proof_result import trainability_sentence
 from tests import architectures
 from tests.conftest import (
     Make,
@@ -393,7 +392,7 @@ def test_depth_and_width_and_differences_in_one_recipe(make: Make, tmp_path: Pat
     assert result["kept"]
     trained = result["verification"].sections.trainability
     assert (trained["trainable"], trained["idle_layers"]) == (True, 4)
-    assert "the 4 new layers start as identity" in trainability_sentence(trained)
+    assert "the 4 new layers start as identity" in trained.findings[0].sentence
     assert relative_error(source, tmp_path / "out") < 1e-12
     kept = GrowStep("hypercloning", hidden="x2", symmetry="keep")
     trained = run(source, tmp_path / "keep", kept, DEEPER)["verification"].sections.trainability

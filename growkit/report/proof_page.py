@@ -18,7 +18,6 @@ from growkit.results.proof_result import (
     findings_of,
     next_step,
     notes_of,
-    trainability_sentence,
     value_sentence,
 )
 
@@ -290,7 +289,8 @@ def _capacity(section: Found | None) -> Cell | None:
         return None
     able = "can train" if section["trainable"] else "cannot train as it is"
     first = "copies stay equal" if section["identical_gradients"] else able
-    return Cell(first, trainability_sentence(section))
+    sentences = (finding["sentence"] for finding in section["findings"])
+    return Cell(first, next(sentences, "").removeprefix("new capacity: "))
 
 
 def _proved(result: Found) -> Cell:

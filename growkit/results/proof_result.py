@@ -559,36 +559,6 @@ def notes_of(result: Found) -> list[str]:
     return [note for section in sections if section for note in section["notes"]]
 
 
-def trainability_sentence(section: Found) -> str:
-    """State whether copies can diverge in training (a ``TrainabilitySection``)."""
-    copied, stuck = section["copied"], section["identical_gradients"]
-    names = section.get("silent_parameters") or []
-    if stuck:
-        return (
-            f"{stuck:,} of {copied:,} copied rows get identical "
-            f"gradients (first in {section['first_identical']}) and would stay equal in training; "
-            "--symmetry break lets them part"
-        )
-    if names:
-        return f"no gradient at all for {', '.join(names)}"
-    if not copied:
-        return f"every parameter gets a gradient{_late(section)}"
-    silent = section["without_gradient"]
-    unseen = f" ({silent:,} get none on this text)" if silent else ""
-    return f"all copies get distinct gradients, for {copied:,} copied rows{unseen}{_late(section)}"
-
-
-def _late(section: Found) -> str:
-    idle = section.get("idle_layers")
-    if not idle:
-        return ""
-    start = "new layer starts" if idle == 1 else f"{idle:,} new layers start"
-    return (
-        f"; the {start} as identity: the matrices that write the output learn from the first step, "
-        "the rest from the second"
-    )
-
-
 def recovered_sentence(recovered: int, every: int) -> str:
     """State how many source tensors are recovered from the written weights, bit for bit."""
     count = every - recovered

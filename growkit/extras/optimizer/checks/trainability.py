@@ -33,7 +33,6 @@ from growkit.results.proof_result import (
     CopyDistance,
     Finding,
     TrainabilitySection,
-    trainability_sentence,
 )
 
 EQUAL = 1e-9
@@ -190,7 +189,7 @@ class Gradients:
             symmetry=[copied.distances(self._rounding) for copied in self._copied],
         )
         kept = section.trainable if asked else None
-        sentence = f"new capacity: {trainability_sentence(section)}"
+        sentence = f"new capacity: {sentence_of(section)}"
         finding = Finding(name="trainability", kept=kept, sentence=sentence)
         finding.verdict = "preserved, but it cannot train as asked"
         if kept is False:
@@ -246,6 +245,30 @@ class Gradients:
                 return None
             gradient = back
         return name, gradient
+
+
+def sentence_of(section: TrainabilitySection) -> str:
+    """State whether copies can diverge in training."""
+    copied, stuck, silent = section.copied, section.identical_gradients, section.without_gradient
+    if stuck:
+        return (
+            f"{stuck:,} of {copied:,} copied rows get identical "
+            f"gradients (first in {section.first_identical}) and would stay equal in training; "
+            "--symmetry break lets them part"
+        )
+    if section.silent_parameters:
+        return f"no gradient at all for {', '.join(section.silent_parameters)}"
+    sentence = "every parameter gets a gradient"
+    if copied:
+        sentence = f"all copies get distinct gradients, for {copied:,} copied rows"
+        sentence += f" ({silent:,} get none on this text)" if silent else ""
+    if idle := section.idle_layers:
+        start = "new layer starts" if idle == 1 else f"{idle:,} new layers start"
+        sentence += (
+            f"; the {start} as identity: the matrices that write the output learn from the first "
+            "step, the rest from the second"
+        )
+    return sentence
 
 
 class _Siblings:
