@@ -220,6 +220,8 @@ def test_buffers_of_old_checkpoints_are_left_out(
         tensors[f"{prefix}.other"] = torch.ones(1)
     with pytest.raises(growkit.InputError, match=r"other in .* is not part of"):
         growkit.grow(source, tmp_path / "again", hidden="x2", verify=False)
+    with pytest.raises(growkit.InputError, match=r"other in .* is not part of"):
+        growkit.infer(source)
 
 
 def a_few_tokens_may_choose_the_same_experts(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import growkit
 from growkit.base.errors import InputError
 from growkit.model.checkpoint.format import formats
+from growkit.sources import find
 from tests.conftest import cli, edit_config, edit_weights, listed, relative_error, save_model
 from tests.converted import BLOCKS, EXPERTS, FILES, MODELS, OF_TORCHTUNE, save_source
 
@@ -178,6 +179,18 @@ def test_a_setting_that_a_gemma_does_not_have_is_refused(
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **changes}))
     with pytest.raises(InputError, match=reason):
         growkit.inspect(folder)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_settings_that_an_earlier_litgpt_does_not_write(tmp_path: Path, kind: str) -> None:
+    """What is null or false goes without saying."""
+    folder = shutil.copytree(FILES / f"{kind}.litgpt", tmp_path / "model")
+    file, expected = folder / "model_config.yaml", find(folder).open().config
+    settings = yaml.safe_load(file.read_text())
+    said = {key: value for key, value in settings.items() if value not in (None, False)}
+    file.write_text(yaml.safe_dump(said))
+    assert len(said) < len(settings)
+    assert find(folder).open().config == expected
 
 
 @pytest.mark.sampled(1)
