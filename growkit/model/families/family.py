@@ -339,8 +339,8 @@ class Family(family_parts.HasSizes):
 
 
 LAYER_KEYS = re.compile(
-    r"layer|block|pattern|types|rotary_factors"
-    r"|(attn|attention|mlp|moe)_\w*(type|freq|idx|ids|index|indices)"
+    r"(?!.*token).*(layer|block|pattern|types|attn|attention|idx|index|indices|rotary_factors"
+    r"|(mlp|moe)_\w*(type|freq|ids))"
 )
 """Names of keys that may describe layers one by one."""
 
@@ -398,7 +398,7 @@ def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
         count: the number of layers.
         first: the index of the first layer in lists of indices.
     """
-    if OTHER_MODALITIES.match(key) or not LAYER_KEYS.search(key):
+    if OTHER_MODALITIES.match(key) or not LAYER_KEYS.match(key):
         return value
     if isinstance(value, dict) and value and all(str(at).isdecimal() for at in value):
         single = {int(at): entry for at, entry in value.items()}
