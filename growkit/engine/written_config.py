@@ -15,7 +15,6 @@ from typing import Any
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import PROVENANCE_KEYS, parsed, resolved
-from growkit.model.families.config_keys import PERIODS
 from growkit.model.families.family import rearranged
 from growkit.model.families.family_parts import PREDICTING, value_at, with_value
 from growkit.planning.plan import Lineage
@@ -73,6 +72,7 @@ def config_to_write(lineage: Lineage) -> Config:
     of_class = {*family.axes, *family.ratios, *family.defaults}
     rest = {key: value for key, value in rest.items() if key not in of_class}
     names = other_names(rest, changed)
+    names |= {key: MISSING for plan in lineage.plans for key in plan.contradicting}
     if lineage.layers:
         # Other software has its own words for a kind of layers that the source lacks.
         new_kind = any(layer.entries for layer in lineage.layers)
@@ -104,10 +104,7 @@ def _has(config: Config, key: str) -> bool:
 
 
 def _without_need(config: Config, key: str, complete: Callable[[Config], Config]) -> Config:
-    """The config without a new key, if the class takes its value from others.
-
-    Otherwise, if it is a list of layers, without the periods from which the class would take it.
-    """
+    """The config without a new key, if the class takes its value from others."""
     without = _with(config, key, MISSING)
     with suppress(InputError):
         if value_at(complete(without), key) == value_at(complete(config), key):
@@ -116,7 +113,7 @@ def _without_need(config: Config, key: str, complete: Callable[[Config], Config]
             computed = getattr(parsed(without), key, MISSING)
         if computed == value_at(config, key):
             return without
-    return _without_periods(config, key, complete) if isinstance(config.get(key), list) else config
+    return config
 
 
 def _in_words(value: Any, read: Any, written: Any) -> Any:
@@ -125,17 +122,6 @@ def _in_words(value: Any, read: Any, written: Any) -> Any:
         return value
     words = {now: was for now, was in zip(read, written, strict=False) if isinstance(now, str)}
     return [words.get(word, word) if isinstance(word, str) else word for word in value]
-
-
-def _without_periods(config: Config, listed: str, complete: Callable[[Config], Config]) -> Config:
-    """The config without the keys from which its class would take a list that it has."""
-    unlisted = _with(config, listed, MISSING)
-    for key in filter(PERIODS.search, [*config]):
-        other = config[key] + 1 if type(config[key]) is int else MISSING
-        lists = [complete(_with(base, key, other)).get(listed) for base in (config, unlisted)]
-        if lists[0] == config[listed] and lists[1] != complete(unlisted).get(listed):
-            config = _with(config, key, MISSING)
-    return config
 
 
 def _changes(before: Config, after: Config, path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -97,6 +97,8 @@ class Plan:
         rules: one rule per target tensor, in the order of writing.
         copies: number of copies of every grown axis.
         layers: the target's layers; None if the plan does not change layers.
+        contradicting: keys of the source's published config that contradict the kinds of these
+            layers, so that the target has none.
         dropped: source tensors that no rule uses, with the reason.
         duplicates: dropped tensors that must equal another source tensor, with its name.
         checks: checks of targets that are not repeatable.
@@ -115,6 +117,7 @@ class Plan:
     rules: tuple[Rule, ...]
     copies: Mapping[str, int] = field(default_factory=dict)
     layers: tuple[Layer, ...] | None = field(default=None, kw_only=True)
+    contradicting: Collection[str] = field(default=(), kw_only=True)
     dropped: Mapping[str, str] = field(default_factory=dict)
     duplicates: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[TargetCheck, ...] = ()

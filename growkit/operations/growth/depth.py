@@ -118,7 +118,7 @@ def plan_layers(
     """
     family = source.family
     ways = [deeper_config(source, order, options) for order in orders]
-    config, order, warnings = min(
+    config, order, warnings, contradicting = min(
         ways, key=lambda way: (new_layer_hands_on(source, way[1]), len(way[2]))
     )
     if new_layer_hands_on(source, order):
@@ -130,8 +130,9 @@ def plan_layers(
         )
     family.check_bounds(config, "the deeper model")
     transforms = _transforms(source, config, order, seed, "kind" in options)
+    record = {"layers": tuple(order), "contradicting": contradicting}
     unread = "its layer returns its input"
-    return Plan.checked(source, config, transforms, unread=unread, layers=tuple(order)), warnings
+    return Plan.checked(source, config, transforms, None, unread, **record), warnings
 
 
 def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:

@@ -4,7 +4,7 @@ A class, or other software, may derive the type of a layer from its index, so th
 of layers has a config.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ def of_kind(source: Model, order: Sequence[Layer], options: Mapping[str, str]) -
 
 def deeper_config(
     source: Model, order: list[Layer], options: Mapping[str, str]
-) -> tuple[Config, list[Layer], list[str]]:
+) -> tuple[Config, list[Layer], list[str], Collection[str]]:
     """Find the config of the target, and the nearest order of layers that it can have.
 
     Other software (llama.cpp, MLX, vLLM, older transformers) may derive the type of a layer from
@@ -89,7 +89,7 @@ def deeper_config(
     what follows from the index in the source does so in the target, if some order allows it.
 
     Returns:
-        The config, the order, and a warning if no order allows it.
+        The config, the order, and if no order allows it, a warning and the keys that contradict it.
     """
     family, asked = source.family, "kind" in options
     relayered = partial(family.relayered, source.config, where=source.where())
@@ -112,13 +112,14 @@ def deeper_config(
         others = types.others(fitting, asked)
         if not others:
             fitting = types.taken_by(fitting)
-            return relayered(fitting, arrange=arrange), fitting, []
+            return relayered(fitting, arrange=arrange), fitting, [], ()
         tried.append((config, types, others))
     config, types, others = tried[0]
     if identity:
         order = _fit_kinds(source, config, order, Types({}, {}), movable)
-    config, warnings = _contradicted(family, relayered(order), order, types, others, said)
-    return config, order, warnings
+    config = relayered(order)
+    config, warnings, contradicting = _contradicted(family, config, order, types, others, said)
+    return config, order, warnings, contradicting
 
 
 Lists = Mapping[str, list[Any]]
@@ -221,7 +222,7 @@ def _contradicted(
     types: Types,
     others: Mapping[str, int],
     published: Config,
-) -> tuple[Config, list[str]]:
+) -> tuple[Config, list[str], Collection[str]]:
     """Change or leave out keys from which other software would derive other lists.
 
     Args:
@@ -234,7 +235,7 @@ def _contradicted(
 
     Returns:
         The config, with a number from which the lists are derived as they are, such as that of
-        layers without windows; without one, the config without the keys, and a warning.
+        layers without windows; without one, the config without the keys, a warning, and the keys.
 
     Raises:
         InputError: the class derives a list, whatever a config says.
@@ -262,16 +263,18 @@ def _contradicted(
     for key in sorted(contradicting & config.keys()):
         for number in range(len(order) + 1):
             if family.derived_lists({**said, key: number}).items() >= values.items():
-                return {**config, key: number}, []
+                return {**config, key: number}, [], ()
     repeated = (_repeated(said, types.after[key], 0) for key in others)
     contradicting |= {keys[0] for keys in repeated if keys}
     left_out = "".join(f"; {key} is left out" for key in sorted(contradicting))
     remedy = "; leave out --place" if any(layer.idle for layer in order) else ""
-    return {k: v for k, v in config.items() if k not in contradicting}, [
+    warning = (
         f"software that derives {listed} from the index of a layer instead of reading it would "
         f"take layer {place} ({values[listed][place]}) for {types.after[listed][place]}"
         f"{left_out}{remedy}"
-    ]
+    )
+    config = {key: value for key, value in config.items() if key not in contradicting}
+    return config, [warning], contradicting
 
 
 def _fit_kinds(
