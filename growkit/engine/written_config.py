@@ -72,12 +72,12 @@ def config_to_write(lineage: Lineage) -> Config:
     of_class = {*family.axes, *family.ratios, *family.defaults}
     rest = {key: value for key, value in rest.items() if key not in of_class}
     names = other_names(rest, changed)
-    names |= {key: MISSING for plan in lineage.plans for key in plan.contradicting}
     if lineage.layers:
         # Other software has its own words for a kind of layers that the source lacks.
         new_kind = any(layer.entries for layer in lineage.layers)
         moved = _changes(rest, rearranged(rest, lineage.layers, source.sizes["layers"]))
         names |= {key: MISSING if new_kind else now for key, _, now in moved}
+    names |= {key: MISSING for plan in lineage.plans for key in plan.contradicting}
     written: Config = dict(published)
     for key, value in ({key: now for key, (_, now) in changed.items()} | names).items():
         written = _with(written, key, value)
