@@ -312,13 +312,12 @@ class Family(family_parts.HasSizes):
         """The lists with one entry for each layer that only the class adds to a config."""
         if self.class_lists is None:
             return {}
-        count = config[self.layers_key]
-        bare = {key: value for key, value in config.items() if not isinstance(value, list)}
-        here, deeper = map(self.class_lists, (config, {**bare, self.layers_key: count + 1}))
+        count, lists = config[self.layers_key], self.class_lists(config)
+        of_layers = self.derived_lists({**config, self.layers_key: count + 1})
         return {
-            key: here[key]
-            for key in here.keys() & deeper.keys()
-            if config.get(key) is None and (len(here[key]), len(deeper[key])) == (count, count + 1)
+            key: lists[key]
+            for key in lists.keys() & of_layers.keys()
+            if config.get(key) is None and len(lists[key]) == count
         }
 
     def derived_lists(self, config: Config) -> Mapping[str, list[Any]]:
