@@ -46,11 +46,11 @@ def digest(content: Any) -> str:
 
 
 def digest_of_weights(folder: Path) -> str:
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name, tensor in sorted(load_file(folder / "model.safetensors").items()):
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:12]
+        hashed.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        hashed.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()[:12]
 
 
 def made(case: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -64,7 +64,11 @@ def made(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         "steps": manifest["recipe"]["steps"],
         "weights": digest_of_weights(folder / "out") if same else None,
         "updates": digest(manifest["updates"] and manifest["updates"]["groups"]),
-        "becomes": {each["key"]: each["after"] for each in result["config"]},
+        "becomes": {
+            change["key"]: change["after"]
+            for change in result["config"]
+            if change["key"] != "auto_map"  # names files of today
+        },
         "told": [manifest[key] for key in ("promise", "copies", "dtype", "parameters", "bytes")],
         "dropped": sorted(manifest["dropped"]),
     }
