@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -374,7 +374,7 @@ def _moved(key: str, value: Any, layers: Sequence[Layer], count: int, first: int
             return value
         return rearranged(value, layers, count, first_index(value, count))
     moved = [entries[layer.of] for layer in layers]
-    if entries == value:
+    if entries == value and type(entries[0]) is type(value[0]):  # True equals 1
         return moved
     if isinstance(value, str):
         return "".join(moved)
@@ -413,10 +413,10 @@ def by_layer(key: str, value: Any, count: int, first: int = 0) -> Any:
 def _unrolled(blocks: Any, count: int) -> list[Any]:
     """The entries of blocks that are repeated, ``[[block, times], …]``; empty for other lists."""
     try:
-        repeated = [[*block] * times for block, times in blocks if 0 < times <= count]
+        repeated = ([*block] * times for block, times in blocks if 0 < times <= count)
+        entries = [*islice(chain.from_iterable(repeated), count + 1)]
     except (TypeError, ValueError):
         return []
-    entries = [*chain(*repeated)]
     return entries if len(entries) == count else []
 
 
