@@ -357,6 +357,20 @@ def test_a_verdict_says_what_the_mistake_was(tmp_path: Path) -> None:
     assert result["fault"]["tensor"] == "model.layers.1.mlp.gate_proj.weight"
 
 
+@pytest.mark.parametrize("scale", [1.0, -1.0])
+def test_an_embedding_that_no_prompt_uses_is_compared(tmp_path: Path, scale: float) -> None:
+    source = source_of(tmp_path / "source", "llama", 0, vocab_size=500)
+    target = shutil.copytree(source, tmp_path / "target")
+    with edit_weights(target) as state:
+        state["model.embed_tokens.weight"][321] *= scale
+        state[OUTPUT[0]] *= 2  # no weights are the same bits, but the logits are
+        state[OUTPUT[0].replace("o_proj", "v_proj")] /= 2
+    result = growkit.verify(source, target, prompts=1, length=12)
+    assert result["kept"] is (scale == 1)
+    told = "the embeddings of 1 token that no prompt has (first 321) are not the source's"
+    assert (told in result["reason"]) is not result["kept"]
+
+
 def test_padding_and_layers_that_are_missing_are_named(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", "llama", 0)
     target = shutil.copytree(source, tmp_path / "target")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -36,8 +37,9 @@ FITS, FITS_ALL = 0.25, 0.7
 """Largest part of a distance that factors of blocks, or one of the whole tensor, may leave, if they
 explain it."""
 
-FEWER = 0.6
-"""Largest number of levels of a quantised block, relative to that of the source's."""
+LOOKED_AT, FEWER = 32, 0.6
+"""Rows whose levels are counted, and the largest number of them in a quantised block, relative to
+that in the source's."""
 
 Forms = Callable[[slice], Iterable[tuple[str, Tensor]]]
 """The forms that rows of the source's tensors may have in the target, each with the mistake that
@@ -83,10 +85,12 @@ def nearest(before: Model, after: Model, name: str, forms: Forms, width: int) ->
         forms: the forms that the source's tensors may have.
         width: rows that belong together.
     """
+    if not shape_of(after, name):
+        return None
     first, scope = _scope(before, after, name)
     if scope:
         return Nearness(scope)
-    rows, *others = shape_of(after, name) or (1,)
+    rows, *others = shape_of(after, name)
     count = min(ROWS, max(1, AT_ONCE // max(1, math.prod(others))))
     start = first // width * width
     where = slice(start, min(start + max(count // width, 1) * width, rows))
@@ -113,8 +117,6 @@ def nearest(before: Model, after: Model, name: str, forms: Forms, width: int) ->
 
 def _scope(before: Model, after: Model, name: str) -> tuple[int, str]:
     """The first row that differs, and a phrase if few do, or if the target has only one number."""
-    if shape_of(before, name) != shape_of(after, name) or not shape_of(after, name):
-        return 0, ""
     differing, extremes, zero = [torch.empty(0, dtype=torch.int64)], set[float](), True
     for part in parts(after, name):
         was, now = (widened(model.read(name, part)) for model in (before, after))
@@ -148,10 +150,12 @@ def _correlation(was: Tensor, now: Tensor) -> float:
 def _by_rounding(was: Tensor, now: Tensor, stored: torch.dtype) -> Nearness | None:
     """Rounding to one of the two neighbours in a dtype, which need not be the nearest one."""
     dtypes = torch.bfloat16, torch.float16, stored
-    dtype = next(dtype for dtype in dtypes if now.to(dtype).double().equal(now))
+    dtype = next((dtype for dtype in dtypes if now.to(dtype).double().equal(now)), None)
     name = str(dtype).removeprefix("torch.")
-    steps = SPACING[name] * was.abs().log2().floor().exp2()
-    if not ((now - was).abs() <= steps.clamp(min=torch.finfo(dtype).smallest_normal)).all():
+    if dtype is None or name not in SPACING:
+        return None
+    powers = was.abs().log2().floor().exp2().clamp(min=torch.finfo(dtype).smallest_normal)
+    if not ((now - was).abs() <= SPACING[name] * powers).all():
         return None
     if was.to(dtype).double().equal(was):
         return Nearness(f"differs from the source's by the last bit of {name} at most")
@@ -186,16 +190,17 @@ def _by_factors(was: Tensor, now: Tensor) -> Nearness | None:
 
 def _by_levels(was: Tensor, now: Tensor) -> Nearness | None:
     """Numbers of few bits in every block of a row, computed back."""
-    rows, columns = was.shape
-    for bits in (2, 3, 4, 8):
-        for size in (columns, *(size for size in BLOCKS if columns % size == 0)):
-            if rows == 1 or size <= 2**bits:
-                continue
-            levels, others = (_levels(of, size) for of in (now, was))
-            if levels.max() <= 2**bits and levels.mean() <= FEWER * others.mean():
-                of = "a row" if size == columns else f"{size} numbers in a row"
-                what = f"has at most {2**bits} values in {of}, as after quantisation to {bits} bits"
-                return Nearness(f"{what}, and is {DISTANCE}")
+    columns = was.shape[1]
+    if len(was) == 1:
+        return None
+    sizes = (columns, *(size for size in BLOCKS if columns % size == 0))
+    counted_in = {size: [_levels(of[:LOOKED_AT], size) for of in (now, was)] for size in sizes}
+    for bits, (size, (levels, others)) in product((2, 3, 4, 8), counted_in.items()):
+        few = levels.max() <= 2**bits and levels.mean() <= FEWER * others.mean()
+        if few and size > 2**bits:
+            of = "a row" if size == columns else f"{size} numbers in a row"
+            what = f"has at most {2**bits} values in {of}, as after quantisation to {bits} bits"
+            return Nearness(f"{what}, and is {DISTANCE}")
     return None
 
 
