@@ -171,7 +171,7 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
         exchanged(
             tuple(of_layers(*(f"block_sparse_moe.experts.{n}.w2" for n in (0, 2)), layers=(1,)))
         ),
-        "w2.weight of layer 1 holds another expert of the source",
+        "w2.weight of layer 1, experts 0, 2 holds another expert of the source",
     ),
 }
 
@@ -358,16 +358,20 @@ def test_a_verdict_says_what_the_mistake_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, -1.0])
-def test_an_embedding_that_no_prompt_uses_is_compared(tmp_path: Path, scale: float) -> None:
-    source = source_of(tmp_path / "source", "llama", 0, vocab_size=500)
+@pytest.mark.parametrize(
+    ("kind", "name", "row"),
+    [("llama", "model.embed_tokens.weight", 321), ("gpt2", "transformer.wpe.weight", 50)],
+)
+def test_an_embedding_that_no_prompt_uses_is_compared(
+    tmp_path: Path, kind: str, name: str, row: int, scale: float
+) -> None:
+    source = save_model(tmp_path / "source", kind, vocab_size=500)
     target = shutil.copytree(source, tmp_path / "target")
     with edit_weights(target) as state:
-        state["model.embed_tokens.weight"][321] *= scale
-        state[OUTPUT[0]] *= 2  # no weights are the same bits, but the logits are
-        state[OUTPUT[0].replace("o_proj", "v_proj")] /= 2
+        state[name][row] *= scale
     result = growkit.verify(source, target, prompts=1, length=12)
     assert result["kept"] is (scale == 1)
-    told = "the embeddings of 1 token that no prompt has (first 321) are not the source's"
+    told = f"1 row of {name} (first {row}) is not the source's, although no prompt shows it"
     assert (told in result["reason"]) is not result["kept"]
 
 

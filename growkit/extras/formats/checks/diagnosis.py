@@ -289,13 +289,22 @@ def _component(name: str) -> str:
 
 
 def _layers(component: str, names: Sequence[str], every: Collection[str]) -> str:
-    """The layers whose tensors a mistake explains, in words; empty outside of layers."""
+    """The layers and experts whose tensors a mistake explains; empty outside of layers."""
     if "*" not in component:
         return ""
-    if len(names) == sum(_component(name) == component for name in every):
+    alike = [name for name in every if _component(name) == component]
+    if len(names) == len(alike):
         return " of all layers"
-    numbers = sorted({int(NUMBER.findall(name)[0]) for name in names})
-    return f" of layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    told = ""
+    for what, place in (("layer", 0), ("expert", 1)):
+        numbers, others = (
+            {int(found[place]) for name in of if len(found := NUMBER.findall(name)) > place}
+            for of in (names, alike)
+        )
+        if numbers and (what == "layer" or numbers != others):
+            listed_numbers = ", ".join(map(str, sorted(numbers)))
+            told += f"{',' if told else ' of'} {what}{'s' * (len(numbers) > 1)} {listed_numbers}"
+    return told
 
 
 # Mistakes
