@@ -375,6 +375,18 @@ def test_an_embedding_that_no_prompt_uses_is_compared(
     assert (told in result["reason"]) is not result["kept"]
 
 
+@pytest.mark.parametrize("scale", [1.0, -1.0])
+def test_an_expert_that_no_prompt_uses_is_compared(tmp_path: Path, scale: float) -> None:
+    source = save_model(tmp_path / "source", "mixtral", num_local_experts=64)
+    target = shutil.copytree(source, tmp_path / "target")
+    with edit_weights(target) as state:
+        state["model.layers.1.block_sparse_moe.experts.7.w2.weight"] *= scale
+    result = growkit.verify(source, target, prompts=1, length=4)
+    assert result["kept"] is (scale == 1)
+    told = "1 slice of model.layers.1.mlp.experts.down_proj (first 7) is not the source's"
+    assert (told in result["reason"]) is not result["kept"]
+
+
 def test_padding_and_layers_that_are_missing_are_named(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", "llama", 0)
     target = shutil.copytree(source, tmp_path / "target")

@@ -30,13 +30,12 @@ import growkit
 from benchmarks.continual.experiment import Arm, Experiment, Job, Scale
 from benchmarks.continual.text import Text
 from growkit.engine.transformers_class import fit_experts
-from growkit.extras.differential.modeling import register
 from growkit.extras.differential.modeling.configuration_diff_transformer import (
     DiffTransformerConfig,
 )
 from growkit.planning.recipe import STEPS
 
-register()
+growkit.register_own_classes()
 
 OPTIMIZER = "optimizer.pt"
 SPREAD = 0.55

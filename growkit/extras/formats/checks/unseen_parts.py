@@ -1,7 +1,8 @@
-"""Rows of embeddings that differ in a target of unknown origin, although no prompt shows it.
+"""Embeddings and experts that differ in a target of unknown origin, although no prompt shows it.
 
 If most rows are those of the source, bit for bit, the residual stream has the same basis, so that
-another row is another function of a token, or of a position.
+another row is another function of a token, or of a position. Likewise, another expert among those
+of the source is another function of the tokens that the router sends to it.
 """
 
 import torch
@@ -16,13 +17,18 @@ from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding, Section, counted
 
 
-def check_embeddings(pair: Pair, function: Function) -> Section | None:
-    """Compare embeddings row by row; None if all or none of their rows differ."""
+def check_unseen_parts(pair: Pair, function: Function) -> Section | None:
+    """Compare embeddings row by row, and stacked experts one by one.
+
+    None if all or none of them differ.
+    """
     if not pair.origin.unknown or not function.kept:
         return None
     before, after = class_weights(pair.before), class_weights(pair.after)
-    modules = function.strict.side.models[1].model.named_modules()
+    model = function.strict.side.models[1].model
+    modules = model.named_modules()
     names = [f"{name}.weight" for name, module in modules if isinstance(module, nn.Embedding)]
+    names += [name for name, parameter in model.named_parameters() if parameter.dim() > 2]
     findings = []
     for name in names:
         was, now = before.tensors.get(name), after.tensors.get(name)
@@ -30,22 +36,30 @@ def check_embeddings(pair: Pair, function: Function) -> Section | None:
             continue
         rows = _differing_rows(before, after, name)
         if 0 < 2 * len(rows) <= was.shape[0]:
-            which = f"{counted(len(rows), 'row')} of {name} (first {int(rows[0])})"
+            part = "row" if len(was.shape) == 2 else "slice"
+            which = f"{counted(len(rows), part)} of {name} (first {int(rows[0])})"
             not_same = f"{'is' if len(rows) == 1 else 'are'} not the source's"
             sentence = f"{which} {not_same}, although no prompt shows it"
-            finding = Finding(name="embeddings", kept=False, sentence=sentence, place=name)
-            finding.advice = "compare the vocabularies; then convert the source's embedding again"
+            finding = Finding(name="unseen_parts", kept=False, sentence=sentence, place=name)
+            finding.advice = (
+                "compare the vocabularies; then convert the source's embedding again"
+                if part == "row"
+                else "convert these experts from the source again"
+            )
             findings.append(finding)
     return Section(findings=findings, notes=[]) if findings else None
 
 
 def _differing_rows(before: Model, after: Model, name: str) -> torch.Tensor:
     rows = [
-        (widened(before.read(name, part)) != widened(after.read(name, part))).any(1).nonzero()[:, 0]
+        (widened(before.read(name, part)) != widened(after.read(name, part)))
+        .flatten(1)
+        .any(1)
+        .nonzero()[:, 0]
         + part.start
         for part in parts(before, name)
     ]
     return torch.cat(rows)
 
 
-CHECK = Check(check_embeddings)
+CHECK = Check(check_unseen_parts)
