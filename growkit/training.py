@@ -27,7 +27,7 @@ from growkit.model.checkpoint.publishing import MANIFEST, read_manifest
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import changed_since
 from growkit.proof.fingerprint import Question, distance, fingerprint_of
-from growkit.proof.preflight import check_vocabulary
+from growkit.proof.vocabularies import check_vocabulary
 from growkit.results.proof_result import Fingerprint
 
 __all__ = [

@@ -8,12 +8,12 @@ logits. So the transformers class does all arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from growkit.base.limits import is_identity
 from growkit.base.torch_internals import tree_leaves, version_of
@@ -29,8 +29,27 @@ from growkit.engine.calls import (
     nan_like,
 )
 
-if TYPE_CHECKING:
-    from growkit.engine.layerwise import Layerwise
+
+class Layered(Protocol):
+    """What a run needs of a model that is lent its weights (``growkit.engine.layerwise``)."""
+
+    model: Any
+    device: torch.device
+    layers: list[tuple[str, nn.Module]]
+    calls: Sequence[Call]
+    returned: Extras | None
+
+    def layer(self, index: int) -> AbstractContextManager[None]:
+        """Lend a layer its weights."""
+
+    def behind(self) -> AbstractContextManager[None]:
+        """Lend weights to all modules after the layers."""
+
+    def replaced_layers(self, forward: Callable[..., Any]) -> AbstractContextManager[None]:
+        """Replace the ``forward`` of every layer."""
+
+    def guarded(self, call: int | None = None) -> AbstractContextManager[None]:
+        """Turn exceptions of the model class into errors for the user."""
 
 
 class _ArrivedError(Exception):
@@ -51,7 +70,7 @@ class Forward:
             receive, to a layer that does not return its input.
     """
 
-    def __init__(self, model: Layerwise) -> None:
+    def __init__(self, model: Layered) -> None:
         self._model = model
         self._recorded: list[RecordedCall] = []
         self.batches: dict[int, tuple[int, list[Arguments]]] = {}

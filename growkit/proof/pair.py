@@ -17,7 +17,7 @@ from growkit.engine.prompts import Prompts, make_prompts
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
-from growkit.proof.preflight import check_vocabularies, check_vocabulary
+from growkit.proof.vocabularies import check_vocabularies, check_vocabulary
 from growkit.proof.weights import Origin, allow_blocks, as_planned, origin_of
 
 

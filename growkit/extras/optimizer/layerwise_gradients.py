@@ -56,6 +56,8 @@ def layerwise_gradients(model: Layerwise, ids: Tensor, look: Look) -> list[str]:
 class _Backward(Forward):
     """A run of one prompt through a model, with gradients."""
 
+    _model: Layerwise
+
     def __init__(self, model: Layerwise, look: Look) -> None:
         super().__init__(model)
         self._look = look
