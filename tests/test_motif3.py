@@ -101,8 +101,10 @@ def test_growth_changes_nothing(growth: str, seed: int, tmp_path: Path) -> None:
     written = json.loads((out / "config.json").read_text())
     assert written.keys() == reference.TINY.keys()
     with edit_weights(out) as weights:
-        layer = choose.randrange(written["num_hidden_layers"])
-        of_layer = [name for name in sorted(weights) if f".layers.{layer}.self_attn." in name]
+        count = written["num_hidden_layers"]
+        parts = [f"model.layers.{layer}.self_attn." for layer in range(count)]
+        part = choose.choice([part for part in parts if weights[f"{part}wo.weight"].any()])
+        of_layer = [name for name in sorted(weights) if name.startswith(part)]
         weights[choose.choice(of_layer)].mul_(1.5).add_(0.25)
     assert distance(reference.logits(source, IDS), reference.logits(out, IDS)) > 1e-9
     assert not growkit.verify(source, out, QUICK)["kept"]
