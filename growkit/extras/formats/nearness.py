@@ -75,7 +75,9 @@ class Nearness(NamedTuple):
         return self.phrase.format(self.number)
 
 
-def nearest(before: Model, after: Model, name: str, forms: Forms, width: int) -> Nearness | None:
+def measure_nearness(
+    before: Model, after: Model, name: str, forms: Forms, width: int
+) -> Nearness | None:
     """Describe a tensor of the target that is neither the source's nor a known mistake's.
 
     Args:

@@ -19,7 +19,7 @@ from growkit.base.names import listed
 from growkit.base.tensors import TensorInfo, same_numbers, widened
 from growkit.base.torch_internals import stored_dtypes
 from growkit.engine.class_weights import class_weights
-from growkit.extras.formats.nearness import Nearness, nearest
+from growkit.extras.formats.nearness import Nearness, measure_nearness
 from growkit.extras.formats.relations import (
     SKETCH,
     pieces,
@@ -332,7 +332,7 @@ def _describe(
                     swapped = [] if which == name else [_relation(name, which)]
                     yield ", and ".join([*swapped, phrase] if phrase else swapped), tensor
 
-        if nearness := nearest(before, after, name, forms, sizes.get("head_dim") or 1):
+        if nearness := measure_nearness(before, after, name, forms, sizes.get("head_dim") or 1):
             near[name] = nearness
     largest = dict[str, float]()
     for phrase, number, _ in near.values():
