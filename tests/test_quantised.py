@@ -261,6 +261,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_target_in_blocks_is_told_from_one_with_a_fault(fault: str, tmp_path: Path) -> None:
     edit, told = FAULTS[fault]
