@@ -376,14 +376,23 @@ def test_an_embedding_that_no_prompt_uses_is_compared(
 
 
 @pytest.mark.parametrize("scale", [1.0, -1.0])
-def test_an_expert_that_no_prompt_uses_is_compared(tmp_path: Path, scale: float) -> None:
-    source = save_model(tmp_path / "source", "mixtral", num_local_experts=64)
+@pytest.mark.parametrize(
+    ("kind", "name"), [("mixtral", "down_proj"), ("gpt_oss", "down_proj_bias")]
+)
+def test_an_expert_that_no_prompt_uses_is_compared(
+    tmp_path: Path, kind: str, name: str, scale: float
+) -> None:
+    source = save_model(tmp_path / "source", kind, num_local_experts=64)
     target = shutil.copytree(source, tmp_path / "target")
     with edit_weights(target) as state:
-        state["model.layers.1.block_sparse_moe.experts.7.w2.weight"] *= scale
+        stored = f"model.layers.1.mlp.experts.{name}"
+        if kind == "mixtral":
+            state["model.layers.1.block_sparse_moe.experts.7.w2.weight"] *= scale
+        else:
+            state[stored][7] *= scale
     result = growkit.verify(source, target, prompts=1, length=4)
     assert result["kept"] is (scale == 1)
-    told = "1 slice of model.layers.1.mlp.experts.down_proj (first 7) is not the source's"
+    told = f"1 expert of {stored} (first 7) is not the source's"
     assert (told in result["reason"]) is not result["kept"]
 
 

@@ -25,18 +25,20 @@ def check_unseen_parts(pair: Pair, function: Function) -> Section | None:
     if not pair.origin.unknown or not function.kept:
         return None
     before, after = class_weights(pair.before), class_weights(pair.after)
-    model = function.strict.side.models[1].model
-    modules = model.named_modules()
-    names = [f"{name}.weight" for name, module in modules if isinstance(module, nn.Embedding)]
-    names += [name for name, parameter in model.named_parameters() if parameter.dim() > 2]
+    names: dict[str, str] = {}
+    for prefix, module in function.strict.side.models[1].model.named_modules():
+        own = dict(module.named_parameters(prefix, recurse=False))
+        stacked = any(parameter.dim() > 2 for parameter in own.values())  # with their biases
+        if stacked or isinstance(module, nn.Embedding):
+            part = "expert" if stacked else "row"
+            names |= {name: part for name, parameter in own.items() if parameter.dim() > 1}
     findings = []
-    for name in names:
+    for name, part in names.items():
         was, now = before.tensors.get(name), after.tensors.get(name)
         if was is None or now is None or was.shape != now.shape or after.rounded_in_blocks(name):
             continue
         rows = _differing_rows(before, after, name)
         if 0 < 2 * len(rows) <= was.shape[0]:
-            part = "row" if len(was.shape) == 2 else "slice"
             which = f"{counted(len(rows), part)} of {name} (first {int(rows[0])})"
             not_same = f"{'is' if len(rows) == 1 else 'are'} not the source's"
             sentence = f"{which} {not_same}, although no prompt shows it"
