@@ -223,10 +223,7 @@ PAIRS: dict[str, tuple[str, dict[str, Any], Callable[..., Any], dict[str, Any]]]
 }
 
 
-LACKING = {
-    "there is no float64": without_float64,
-    "log_softmax is missing": without_log_softmax,
-}
+LACKING = {"there is no float64": without_float64, "log_softmax is missing": without_log_softmax}
 """Arithmetic that lacks an operation, by what the proof says of it."""
 
 

@@ -245,8 +245,7 @@ def without_lists(folder: Path) -> Path:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"layers": "x2"}, {"layers": "x1.5"}, {"place": "3,3,3"}])
 @pytest.mark.parametrize(
-    ("kind", "changes"),
-    listed("depth", "types of layers remain what their indices say"),
+    ("kind", "changes"), listed("depth", "types of layers remain what their indices say")
 )
 def test_types_of_layers_remain_what_their_indices_say(
     kind: str, changes: dict[str, Any], options: dict[str, str], tmp_path: Path
@@ -314,8 +313,7 @@ def test_caches_have_room_for_new_layers(kind: str, blocks: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("key", "before", "after"),
-    listed("depth", "keys that list layers follow them"),
+    ("key", "before", "after"), listed("depth", "keys that list layers follow them")
 )
 def test_keys_that_list_layers_follow_them(key: str, before: Any, after: Any) -> None:
     layers = [Layer(of) for of in (0, 0, 1, 1, 2, 3, 3)]
@@ -367,10 +365,7 @@ def test_keys_go_with_the_layers(
         assert growkit.verify(source, out, **FEW)["kept"]
 
 
-@pytest.mark.parametrize(
-    ("options", "order"),
-    listed("depth", "orders"),
-)
+@pytest.mark.parametrize(("options", "order"), listed("depth", "orders"))
 def test_orders(options: dict[str, str], order: list[Any]) -> None:
     found = arrangement(4, {"blocks": "identity", **options})
     assert [str(layer.of) if layer.idle else layer.of for layer in found] == order

@@ -140,8 +140,7 @@ def test_any_slice_of_any_map(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("notation", "why"),
-    listed("expansion", "a wrong notation is quoted with the reason"),
+    ("notation", "why"), listed("expansion", "a wrong notation is quoted with the reason")
 )
 def test_a_wrong_notation_is_quoted_with_the_reason(notation: str, why: str) -> None:
     with pytest.raises(ValueError, match="pattern") as error:

@@ -31,16 +31,7 @@ from tests.conftest import (
     save_random,
     seeded,
 )
-from tests.families import (
-    DENSE,
-    FAMILIES,
-    SPARSE,
-    Case,
-    grow_any,
-    llama,
-    save,
-    with_base_names,
-)
+from tests.families import DENSE, FAMILIES, SPARSE, Case, grow_any, llama, save, with_base_names
 from tests.test_sizes import KINDS
 
 LENGTH = 40

@@ -260,10 +260,7 @@ def test_a_wrong_axis_is_caught(arcee: Path, found: growkit.Inference, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    listed("inference", "mistakes in a description"),
-)
+@pytest.mark.parametrize(("changes", "says"), listed("inference", "mistakes in a description"))
 def test_mistakes_in_a_description(
     changes: dict[str, Any], says: str, arcee: Path, found: growkit.Inference, tmp_path: Path
 ) -> None:
@@ -342,9 +339,7 @@ def test_experts_and_conditions_are_described(
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    listed("inference", "mistakes in the words of families"),
-    ids=str,
+    ("change", "says"), listed("inference", "mistakes in the words of families"), ids=str
 )
 def test_mistakes_in_the_words_of_families(
     change: dict[str, Any], says: str, dots: Path, tmp_path: Path
@@ -445,8 +440,7 @@ def a_head_of_its_own_has_a_bias_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("kind", "new", "old", "growth"),
-    listed("inference", "keys of published configs"),
+    ("kind", "new", "old", "growth"), listed("inference", "keys of published configs")
 )
 def test_keys_of_published_configs(
     kind: str, new: dict[str, Any], old: dict[str, Any], growth: dict[str, Any], tmp_path: Path

@@ -121,8 +121,7 @@ def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("kind", "key", "other"),
-    listed("folder", "a key that is left out has its default"),
+    ("kind", "key", "other"), listed("folder", "a key that is left out has its default")
 )
 def test_a_key_that_is_left_out_has_its_default(
     kind: str, key: str, other: Any, tmp_path: Path

@@ -35,10 +35,7 @@ GEMMA = {
 """Settings of litgpt that make a Gemma 3 a Gemma."""
 
 
-CONVERTED = [
-    *product(MODELS, ("gguf", "litgpt", "mlx")),
-    *product(OF_TORCHTUNE, ("torchtune",)),
-]
+CONVERTED = [*product(MODELS, ("gguf", "litgpt", "mlx")), *product(OF_TORCHTUNE, ("torchtune",))]
 
 
 def tensor_bytes(source: Path, name: str) -> bytes:

@@ -41,10 +41,7 @@ def refused(source: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("source", "address"),
-    listed("hub", "what is an address"),
-)
+@pytest.mark.parametrize(("source", "address"), listed("hub", "what is an address"))
 def test_what_is_an_address(
     source: str, address: list[str | None] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

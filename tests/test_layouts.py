@@ -254,10 +254,7 @@ def test_any_diff_transformer_is_written(layout: str, seed: int, tmp_path: Path)
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    ("layout", "via"),
-    listed("layouts", "there and back"),
-)
+@pytest.mark.parametrize(("layout", "via"), listed("layouts", "there and back"))
 def test_there_and_back(layout: str, via: str, seed: int, dtype: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {"rms_norm_eps": 1e-5, "num_hidden_layers": 2 + seed}
     if dtype == "bfloat16":
@@ -453,8 +450,7 @@ QUICK = {"prompts": 2, "length": 12}
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("layout", "to", "tensor"),
-    listed("layouts", "a changed number is caught"),
+    ("layout", "to", "tensor"), listed("layouts", "a changed number is caught")
 )
 def test_a_changed_number_is_caught(layout: str, to: str, tensor: str, tmp_path: Path) -> None:
     source, target = save(tmp_path / "source", layout, 1, rms_norm_eps=1e-5), tmp_path / "target"

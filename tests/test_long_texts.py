@@ -10,14 +10,7 @@ from safetensors.torch import load_file
 
 import growkit
 from tests.architectures import save
-from tests.conftest import (
-    distance,
-    edit_weights,
-    listed,
-    load_strict,
-    logits_of,
-    same_bits,
-)
+from tests.conftest import distance, edit_weights, listed, load_strict, logits_of, same_bits
 
 FEW = growkit.Settings(prompts=1, length=24)
 TOP_K = {"index_topk": 64, "max_position_embeddings": 128}
@@ -35,8 +28,7 @@ def error(source: Path, target: Path) -> float:
 
 @pytest.mark.sampled(0)
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    listed("long_texts", "layers keep what others hand them"),
+    ("kind", "options"), listed("long_texts", "layers keep what others hand them")
 )
 def test_layers_keep_what_others_hand_them(
     kind: str, options: dict[str, str], tmp_path: Path

@@ -166,10 +166,7 @@ def test_a_language_model_that_cannot_be_taken_out(tmp_path: Path) -> None:
         growkit.verify(source, source)
 
 
-@pytest.mark.parametrize(
-    ("text", "whole", "said"),
-    listed("inside", "refused"),
-)
+@pytest.mark.parametrize(("text", "whole", "said"), listed("inside", "refused"))
 def test_what_cannot_be_grown_is_refused(
     text: dict[str, Any], whole: dict[str, Any], said: str, tmp_path: Path
 ) -> None:

@@ -19,12 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
-from transformers import (
-    AutoModelForCausalLM,
-    Trainer,
-    TrainingArguments,
-    get_scheduler,
-)
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, get_scheduler
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 import growkit

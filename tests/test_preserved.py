@@ -162,10 +162,7 @@ def test_a_run_that_was_taken_up_is_not_asked(pair: tuple[Path, Path], tmp_path:
         callback.on_train_begin(arguments, state, control, model=model)
 
 
-@pytest.mark.parametrize(
-    "odd",
-    listed("preserved", "odd fingerprints are refused"),
-)
+@pytest.mark.parametrize("odd", listed("preserved", "odd fingerprints are refused"))
 def test_odd_fingerprints_are_refused(odd: Any, folder: Path) -> None:
     with edit_json(folder / "growkit.json") as manifest:
         proof = manifest["verification"]

@@ -12,11 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import growkit
 from growkit.cli.demo import held_out_text

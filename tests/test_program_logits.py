@@ -15,14 +15,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.extras.program_logits.results.engine_result import EngineResult
 from growkit.model.checkpoint.writing import sha256
-from tests.conftest import (
-    Counted,
-    cli,
-    edit_config,
-    edit_weights,
-    listed,
-    save_model,
-)
+from tests.conftest import Counted, cli, edit_config, edit_weights, listed, save_model
 from tests.converted import FILES
 
 SIZES: dict[str, Any] = {

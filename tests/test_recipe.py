@@ -12,13 +12,7 @@ from safetensors.torch import load_file
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
-from growkit.planning.recipe import (
-    GrowStep,
-    Recipe,
-    load_recipe,
-    shipped_recipe,
-    shipped_recipes,
-)
+from growkit.planning.recipe import GrowStep, Recipe, load_recipe, shipped_recipe, shipped_recipes
 from tests import motif3_reference
 from tests.conftest import Make, cli, with_tokenizer
 from tests.test_motif3 import random_model

@@ -47,16 +47,7 @@ from tests.conftest import (
     save_model,
     seeded,
 )
-from tests.test_optimizer_state import (
-    DECAY,
-    FORMATS,
-    Both,
-    batch,
-    grown,
-    save_torch,
-    step,
-    trained,
-)
+from tests.test_optimizer_state import DECAY, FORMATS, Both, batch, grown, save_torch, step, trained
 
 RATE = 1e-3
 EPS = 1e-12

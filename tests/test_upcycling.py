@@ -21,15 +21,7 @@ from tests.conftest import (
     save_random,
     seeded,
 )
-from tests.families import (
-    DENSE,
-    FAMILIES,
-    SPARSE,
-    copy_any,
-    save_dense,
-    save_sparse,
-    upcycle_any,
-)
+from tests.families import DENSE, FAMILIES, SPARSE, copy_any, save_dense, save_sparse, upcycle_any
 
 QUICK = growkit.Settings(prompts=1, length=16)
 EIGHT: dict[str, Any] = {"method": "upcycle", "experts": 8, "top_k": 2}

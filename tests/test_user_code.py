@@ -97,10 +97,7 @@ EXTRAS = HANDING | {
     "for layer": "memory = None\n        for layer",
     "x = layer(x)": "x, memory = layer(x, memory)",
 }
-SHARED = HANDING | {
-    "for layer": "memory = {}\n        for layer",
-    "layer(x)": "layer(x, memory)",
-}
+SHARED = HANDING | {"for layer": "memory = {}\n        for layer", "layer(x)": "layer(x, memory)"}
 
 
 def averages(

@@ -19,11 +19,7 @@ from growkit.engine.loader import loading
 from growkit.engine.transformers_class import resolved
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import read_record
-from growkit.proof.config_comparison import (
-    different_settings,
-    in_order,
-    judge,
-)
+from growkit.proof.config_comparison import different_settings, in_order, judge
 from growkit.proof.files import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
@@ -229,8 +225,7 @@ def test_no_false_alarm(name: str, pairs: Callable[[str], tuple[Path, Path]]) ->
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
-    ("name", "key", "value", "changed"),
-    listed("without_manifest", "a setting of a grown model"),
+    ("name", "key", "value", "changed"), listed("without_manifest", "a setting of a grown model")
 )
 def test_a_setting_of_a_grown_model(
     name: str, key: str, value: Any, changed: bool, pairs: Callable[[str], tuple[Path, Path]]
