@@ -29,7 +29,6 @@ from growkit.engine.loader import check_class
 from growkit.engine.recipe_planning import plan_recipe
 from growkit.engine.transformers_class import fit_experts, parsed
 from growkit.engine.transformers_internals import causal_class
-from growkit.engine.user_family import unlisted_family
 from growkit.engine.written_config import config_to_write
 from growkit.extras.formats.distributed_file import metadata_of
 from growkit.model.checkpoint.folder import GENERATION, read_json
@@ -37,6 +36,7 @@ from growkit.model.checkpoint.publishing import own_hash
 from growkit.model.checkpoint.reading import Checkpoint, outlined
 from growkit.model.checkpoint.scratch import report_faults
 from growkit.model.checkpoint.writing import sha256
+from growkit.model.families.family import unlisted_family
 from growkit.planning.own_class import runnable, substitute
 from growkit.planning.recipe import Recipe, load_recipe, recipe_file
 from growkit.planning.updates import law_of

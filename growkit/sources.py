@@ -412,7 +412,8 @@ def family_for(source: Source, description: Mapping[str, Any] | None) -> Family 
         InputError: the description is invalid, parts of its class cannot be described, or its
             quantised weights are not read.
     """
-    config = read_config(Folder(source.folder))
+    folder = Folder(source.folder)
+    config = read_config(folder)
     kind = config.get("model_type")
     if description is not None or not isinstance(kind, str) or known_family(config):
         return described_family(description)

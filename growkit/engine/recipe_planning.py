@@ -56,6 +56,7 @@ def plan_recipe(recipe: Recipe, source: Model) -> Prepared:
         InputError: a step cannot be taken.
     """
     wide = source if recipe.dtype is None else Widened(source, recipe.dtype)
+    narrower = rounded(source, recipe.dtype)
     grown: Model = wide
     plans: list[Plan] = []
     steps: list[Step] = []
@@ -70,7 +71,7 @@ def plan_recipe(recipe: Recipe, source: Model) -> Prepared:
             if before.published and step is not recipe.steps[-1]:
                 grown.published = config_to_write(Lineage(before, [plan]))
     warnings = [warning for taken in changes for warning in taken.warnings]
-    if narrower := rounded(source, recipe.dtype):
+    if narrower:
         warnings.insert(
             0,
             f"the source is rounded to {narrower} once, before all steps, and the promise holds "

@@ -19,7 +19,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import aliases, model_without_numbers, parsed, quiet
-from growkit.model.families.family import Family, Layer, described, families, known_family
+from growkit.model.families.family import Family, Layer, described, families
 from growkit.model.families.family_parts import variations
 from growkit.planning.operation import SizeOption, operations
 
@@ -130,18 +130,6 @@ def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
             f"the description of {family.name} has {key} among its experts, but its name does "
             "not look like a setting of experts; correct it"
         )
-
-
-def unlisted_family(description: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The description stored with a model, or None if the package has a family for its type.
-
-    Raises:
-        InputError: the description is invalid.
-    """
-    if description is None:
-        return None
-    types = described(description, "the description of the family").model_types
-    return None if any(known_family({"model_type": kind}) for kind in types) else description
 
 
 def check_against_class(family: Family, config: Config) -> None:

@@ -16,7 +16,7 @@ from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import PROVENANCE_KEYS, parsed, resolved
 from growkit.model.families.family import rearranged
-from growkit.model.families.family_parts import PREDICTING, value_at, with_value
+from growkit.model.families.family_parts import MISSING, PREDICTING, value_at, with_value
 from growkit.planning.plan import Lineage
 
 KINDS = {
@@ -38,9 +38,6 @@ KINDS = {
 
 FOLDER_KEYS = {"architectures", "auto_map"}
 """Keys that name classes."""
-
-MISSING: Any = object()
-"""No value."""
 
 
 def config_to_write(lineage: Lineage) -> Config:
@@ -78,34 +75,28 @@ def config_to_write(lineage: Lineage) -> Config:
         moved = _changes(rest, rearranged(rest, lineage.layers, source.sizes["layers"]))
         names |= {key: MISSING if new_kind else now for key, _, now in moved}
     names |= {key: MISSING for plan in lineage.plans for key in plan.contradicting}
-    written: Config = dict(published)
+    written = dict(published)
     for key, value in ({key: now for key, (_, now) in changed.items()} | names).items():
-        written = _with(written, key, value)
+        written = with_value(written, key, value)
     try:
         now = complete(written)
     except InputError:  # a changed switch needs the value of a new key
         for key, (was, value) in changed.items():
-            written = _with(written, key, value) if was is MISSING else written
+            written = with_value(written, key, value) if was is MISSING else written
         now = complete(written)
     wanted = complete(named)
     for key in sorted(wanted.keys() - names.keys()):
         if now.get(key) != wanted[key]:
-            written = _with(written, key, named.get(key, wanted[key]))
-    new = (key for key in changed if _has(written, key) and not _has(published, key))
+            written = with_value(written, key, named.get(key, wanted[key]))
+    new = (key for key in changed if value_at(published, key, MISSING) is MISSING)
     for key in sorted(key for key in new if key.partition(".")[0] not in FOLDER_KEYS):
         written = _without_need(written, key, complete)
     return written
 
 
-def _has(config: Config, key: str) -> bool:
-    part, _, last = key.rpartition(".")
-    inside = value_at(config, part) if part else config
-    return isinstance(inside, Mapping) and last in inside
-
-
 def _without_need(config: Config, key: str, complete: Callable[[Config], Config]) -> Config:
     """The config without a new key, if the class takes its value from others."""
-    without = _with(config, key, MISSING)
+    without = with_value(config, key, MISSING)
     with suppress(InputError):
         if value_at(complete(without), key) == value_at(complete(config), key):
             return without
@@ -132,16 +123,6 @@ def _changes(before: Config, after: Config, path: str = "") -> Iterator[tuple[st
             yield from _changes(was, now, f"{path}{key}.")
         elif was is MISSING or now is MISSING or was != now:
             yield f"{path}{key}", was, now
-
-
-def _with(config: Config, key: str, value: Any) -> dict[str, Any]:
-    """The config with another value of a key, or without it."""
-    if value is not MISSING:
-        return dict(with_value(config, key, value))
-    first, _, rest = key.partition(".")
-    if rest:
-        return {**config, first: _with(config[first], rest, value)} if _has(config, key) else config
-    return {name: entry for name, entry in config.items() if name != first}
 
 
 # Other names of what changed

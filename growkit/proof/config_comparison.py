@@ -30,7 +30,7 @@ from growkit.engine.rotary import rotary_of
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import PROVENANCE_KEYS, aliases, longest_context, resolved
 from growkit.engine.user_family import CONTEXT, shown_by_tensors
-from growkit.engine.written_config import MISSING, other_names
+from growkit.engine.written_config import other_names
 from growkit.model.checkpoint.reading import Checkpoint, rounds
 from growkit.model.families.config_keys import (
     EXPERTS,
@@ -46,6 +46,7 @@ from growkit.model.families.family import Family, by_layer, first_index, known_f
 from growkit.model.families.family_parts import (
     BALANCING,
     LISTS,
+    MISSING,
     PREDICTING,
     Experts,
     leaves,

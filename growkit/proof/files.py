@@ -26,7 +26,6 @@ from growkit.engine.transformers_class import (
     resolved_as_loaded,
 )
 from growkit.engine.user_code import is_trusted, own_code
-from growkit.engine.user_family import unlisted_family
 from growkit.engine.written_config import config_to_write
 from growkit.model.checkpoint.folder import (
     GENERATION,
@@ -39,7 +38,7 @@ from growkit.model.checkpoint.folder import (
 from growkit.model.checkpoint.format import read_config
 from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Checkpoint, RoundedCheckpoint
-from growkit.model.families.family import families, known_family
+from growkit.model.families.family import families, known_family, unlisted_family
 from growkit.planning.companions import companions
 from growkit.planning.manifest import changed_since
 from growkit.planning.plan import Lineage

@@ -33,10 +33,11 @@ from growkit.engine.class_weights import ClassWeights, class_weights
 from growkit.engine.lending import LARGE
 from growkit.engine.loader import loading
 from growkit.engine.recipe_planning import plan_recipe
-from growkit.engine.user_family import described_family, unlisted_family
+from growkit.engine.user_family import described_family
 from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
 from growkit.model.checkpoint.writing import keep_freed
+from growkit.model.families.family import unlisted_family
 from growkit.model.model import Model
 from growkit.planning.manifest import read_record, without_searches
 from growkit.planning.plan import Lineage, LostError, Plan, Rule

@@ -199,7 +199,7 @@ class ModelClass:
             plain |= rearranged({PER_LAYER: single}, repeated, self.layers)
         for key, value in changes.items():
             if key not in self.lists:  # set above
-                plain = dict(with_value(plain, key, value))
+                plain = with_value(plain, key, value)
         return type(self._read).from_dict(plain)
 
     def changes(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -434,7 +434,7 @@ class ModelClass:
         ]
 
     def _set(self, key: str, value: Any) -> None:
-        self._base, self._built = dict(with_value(self._base, key, value)), {}
+        self._base, self._built = with_value(self._base, key, value), {}
 
     def _fits(self, changes: Mapping[str, Any], max_numbers: int) -> bool:
         """Whether there is a model with these changes that is small and runs."""

@@ -515,6 +515,18 @@ def known_family(config: Config, described: Family | None = None) -> Family | No
     return next(chain(fitting, of_type), None)
 
 
+def unlisted_family(description: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The description stored with a model, or None if the package has a family for its type.
+
+    Raises:
+        InputError: the description is invalid.
+    """
+    if description is None:
+        return None
+    types = described(description, "the description of the family").model_types
+    return None if any(known_family({"model_type": kind}) for kind in types) else description
+
+
 def family_of(config: Config, where: str, described: Family | None = None) -> Family:
     """The family of a config.
 

@@ -34,6 +34,9 @@ BALANCING = re.compile(r"(router_)?aux_loss_coef|moe_loss_weight")
 NEW: tuple[str, ...] = ()
 """``Tensor.dense`` of routers: no tensor of a dense model becomes this one."""
 
+MISSING: Any = object()
+"""No value of a key."""
+
 EAGER_EXPERTS = 'experts_implementation="eager"'
 """Load option for models whose experts transformers' grouped products would refuse."""
 
@@ -533,11 +536,11 @@ class HasSizes:
         return resized
 
 
-def value_at(config: Config, key: str) -> Any:
-    """The value of a key, in which dots lead into parts of the config; None if it has none."""
+def value_at(config: Config, key: str, default: Any = None) -> Any:
+    """The value of a key, in which dots lead into parts of the config; a default if it has none."""
     value: Any = config
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+        value = value.get(part, default) if isinstance(value, Mapping) else default
     return value
 
 
@@ -564,12 +567,15 @@ def variations(
     return alone, together
 
 
-def with_value(config: Config, key: str, value: Any) -> Config:
-    """The config with another value of a key; see ``value_at``."""
+def with_value(config: Config, key: str, value: Any) -> dict[str, Any]:
+    """The config with another value of a key (``value_at``), or without it for ``MISSING``."""
     first, _, rest = key.partition(".")
-    if rest:
+    if rest and (value is not MISSING or isinstance(config.get(first), Mapping)):
         value = with_value(config.get(first) or {}, rest, value)
-    return {**config, first: value}
+    elif rest:
+        return dict(config)
+    changed = {**config, first: value}
+    return {name: entry for name, entry in changed.items() if entry is not MISSING}
 
 
 def without_keys(config: Config, keys: Container[str]) -> dict[str, Any]:

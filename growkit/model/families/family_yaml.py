@@ -56,6 +56,9 @@ NOT_INHERITED = (
 
 NEEDED_AXES = ("layers", "vocab", "hidden")
 
+IN_CODE = re.compile(r'^DESCRIPTION = """$(.*?)^"""$', re.MULTILINE | re.DOTALL)
+"""The description in a model's file (``growkit.model.families.own_code``)."""
+
 NAME = re.compile(r"[\w.\-]{1,200}")
 TIED = "tie_word_embeddings"
 
@@ -84,10 +87,15 @@ def _files(folders: tuple[Path, ...]) -> dict[str, Path]:
 
 @cache
 def shipped_text(file: Path) -> str:
-    """The text of a description of this package, which begins with an empty line."""
+    """The text of a description of this package, which begins with an empty line.
+
+    It is empty for a model's file whose family another file describes.
+    """
+    text = file.read_text("utf-8")
     if file.suffix == ".py":
-        return own_code.description_in(file)
-    return "\n" + file.read_text("utf-8")
+        described = IN_CODE.search(text)
+        return described[1] if described else ""
+    return f"\n{text}"
 
 
 @cache

@@ -19,7 +19,6 @@ from pathlib import Path
 PACKAGES = "growkit.model.families", "growkit.extras"
 """Their folders have the models, and the descriptions of families."""
 
-_DESCRIPTION = re.compile(r'^DESCRIPTION = """$(.*?)^"""$', re.MULTILINE | re.DOTALL)
 _IMPORTED = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
 _HEAD = re.compile(r"^class (\w+)ForCausalLM\(", re.MULTILINE)
 
@@ -38,12 +37,6 @@ def modeling_files() -> dict[str, Path]:
 def _files(folders: tuple[Path, ...]) -> dict[str, Path]:
     files = (file for folder in folders for file in sorted(folder.rglob("modeling_*.py")))
     return {file.stem.removeprefix("modeling_"): file for file in files}
-
-
-def description_in(file: Path) -> str:
-    """The description in a model's file; empty if another file has it."""
-    described = _DESCRIPTION.search(file.read_text("utf-8"))
-    return described[1] if described else ""
 
 
 def code_of(file: Path) -> dict[str, bytes]:

@@ -163,7 +163,7 @@ class _Copying:
                 f"to {self.present} was expected"
             )
         self.top_k = int(top_k) if top_k else copies * chosen
-        self.config = dict(with_value(self.config, experts.top_k, self.top_k))
+        self.config = with_value(self.config, experts.top_k, self.top_k)
         if self.top_k > self.count:
             raise InputError(
                 f"top_k {top_k} is more than {self.count} experts; choose at most {self.count}"
@@ -217,7 +217,7 @@ class _Copying:
         """Multiply the coefficient of the loss that balances experts, also one of the class."""
         coefficient = value_at(complete, experts.balancing)
         if isinstance(coefficient, int | float):
-            self.config = dict(with_value(self.config, experts.balancing, coefficient * factor))
+            self.config = with_value(self.config, experts.balancing, coefficient * factor)
 
     @property
     def promise(self) -> tuple[str, str]:

@@ -90,7 +90,8 @@ def _growth_of(source: Model) -> _Growth:
         InputError: no manifest says it, or it is that of another model.
     """
     from growkit.engine.recipe_planning import plan_recipe  # imports torch
-    from growkit.engine.user_family import described_family, unlisted_family
+    from growkit.engine.user_family import described_family
+    from growkit.model.families.family import unlisted_family
 
     folder = Folder(source.where())
     recipe = read_record(folder)
