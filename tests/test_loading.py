@@ -22,7 +22,8 @@ from transformers.distributed import DistributedConfig
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.distributed import Grown, GrownStorageReader, StateEntry
+from growkit.distributed import GrownStorageReader
+from growkit.extras.loading.grown_target import Grown, StateEntry
 from tests.conftest import edit_weights, flip_bit, load_strict, same_bits, save_model
 from tests.fsdp import on_ranks
 from tests.test_optimizer_state import FLAT, load_distributed, save_distributed, trained

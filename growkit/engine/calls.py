@@ -1,8 +1,7 @@
 """Calls of a model, and the values between its layers: hidden states, mostly [1, tokens, hidden].
 
 A class may carry several states in one tensor. Its layers may return extras with the hidden states,
-for example the choice of a router; placeholders take their place until the layers run. The states
-of all layers together do not fit in memory, so they are kept on disk.
+for example the choice of a router; placeholders take their place until the layers run.
 """
 
 from __future__ import annotations
@@ -11,16 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import finalize
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from growkit.base.errors import InputError, plain
-from growkit.model.checkpoint.scratch import Scratch, using
 
 TOGETHER = 512
 """Limit for the tokens of a batch: memory holds everything that a layer computes for them."""
@@ -214,37 +209,3 @@ def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:
             if len(batch) > 1:
                 yield first + start, batch
         first += len(alike)
-
-
-class Spool:
-    """List of tensors on disk, in a temporary folder that is deleted together with the object."""
-
-    def __init__(self) -> None:
-        self._scratch = Scratch("spool")
-        self._files: list[Path] = []
-        finalize(self, self._scratch.close)
-
-    def __len__(self) -> int:
-        """Number of tensors."""
-        return len(self._files)
-
-    def __getitem__(self, index: int) -> Tensor:
-        """Read a tensor to the CPU; negative indices count from the end.
-
-        Raises:
-            PlaceError: the disk has a fault.
-        """
-        with using(self._scratch):
-            return load_file(self._files[index])["tensor"]
-
-    def append(self, tensor: Tensor) -> None:
-        """Append a tensor.
-
-        Raises:
-            PlaceError: there is no room for temporary files, or the disk has a fault.
-        """
-        with using(self._scratch):
-            self._scratch.make()
-            file = self._scratch.path / f"{len(self._files)}.safetensors"
-            save_file({"tensor": tensor.detach().cpu().contiguous()}, file)
-        self._files.append(file)

@@ -33,7 +33,7 @@ from growkit.engine.loader import (
 from growkit.engine.transformers_internals import own_dtypes, uninitialised
 from growkit.model.checkpoint.reading import Checkpoint, outlined
 from growkit.model.model import Model
-from growkit.planning.own_class import runnable, substitute
+from growkit.planning.own_class import runnable
 
 OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 """Config keys that request further outputs, and do not change the logits."""
@@ -139,32 +139,13 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in stored.items() if name in buffers}
 
 
-def class_names(weights: Model, config: Config) -> dict[str, str]:
-    """Map parameters and buffers to tensors in the files that are equal but for the name.
-
-    Tied parameters are included. Parameters that the class makes from several tensors are left out.
-    The mapping is empty if transformers has no class for the model.
-
-    Args:
-        weights: a checkpoint, on disk or only planned.
-        config: contents of its ``config.json``.
-
-    Raises:
-        InputError: the checkpoint does not fit the class.
-    """
-    if substitute(config):
-        return {}
-    of_class, names = planned_parameters(weights, config)
-    return {name: plain for name, of in names.items() if (plain := of_class.stored_as(of))}
-
-
 def planned_parameters(weights: Model, config: Config) -> tuple[ClassWeights, dict[str, str]]:
     """A planned checkpoint under its class's names, and the stored name of every parameter.
 
     Persistent buffers in the files are included.
 
     Raises:
-        InputError: see ``class_names``; transformers has no class for the model.
+        InputError: the checkpoint does not fit the class, or transformers has none for the model.
     """
     with outlined(weights, config) as outline:
         model, _, stored = empty_model(outline, torch.float32)

@@ -24,8 +24,8 @@ from growkit.base.tensors import main_dtype, total_bytes
 from growkit.model.model import Model
 
 if TYPE_CHECKING:
-    from growkit.engine.calls import Spool
     from growkit.engine.layerwise import Layerwise
+    from growkit.extras.spool import Spool
 
 TOLERANCE = Option(
     "tolerance",
@@ -224,7 +224,8 @@ def moment_of(inputs: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def _run(source: Model, windows: Sequence[Tensor], record: Record, kernel: str) -> Spool:
-    from growkit.engine.calls import Call, Spool
+    from growkit.engine.calls import Call
+    from growkit.extras.spool import Spool
 
     model, spool, sums = _layerwise(source), Spool(), list[Tensor]()
 

@@ -18,9 +18,10 @@ from torch.nn import functional
 
 from growkit.base.limits import is_identity
 from growkit.base.torch_internals import tree_leaves, tree_map
-from growkit.engine.calls import Call, Extras, NoStackError, Spool
+from growkit.engine.calls import Call, Extras, NoStackError
 from growkit.engine.forward import Forward, containers_in, values_in
 from growkit.engine.layerwise import Layerwise
+from growkit.extras.spool import Spool
 
 STEP = 1e-3
 """Size of the first AdamW step of every parameter, in a layer that returns its input."""

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from growkit.base.errors import InputError
 from growkit.base.progress import steps
-from growkit.engine.calls import Call, CallError, Spool
+from growkit.engine.calls import Call, CallError
 from growkit.engine.class_weights import class_weights
 from growkit.engine.device import CPU
 from growkit.engine.layerwise import Layerwise, Stage
@@ -31,6 +31,7 @@ from growkit.extras.program_logits.guesses import (
     guesses_of_tokens,
 )
 from growkit.extras.program_logits.logits_file import Columns, LogitsFile
+from growkit.extras.spool import Spool
 from growkit.model.checkpoint.reading import Checkpoint
 
 NOTHING = Guess("", "")

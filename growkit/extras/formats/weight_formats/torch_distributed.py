@@ -17,6 +17,7 @@ from growkit.extras.formats.distributed_file import (
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.format import Format, Output
 from growkit.model.model import Model
+from growkit.planning.own_class import substitute
 
 OPTIMIZER = ("optim", "state.", "param_groups.")
 """Beginnings of the names of an optimizer's state, or of its flat entries."""
@@ -43,11 +44,30 @@ class Distributed(Format):
         """See ``Format``; the class's names are added if the files have those of transformers."""
         tensors, names = self.from_transformers(model, config), dict[str, str]()
         if tensors is model:
-            from growkit.engine.class_weights import class_names  # imports torch
-
-            names = class_names(model, model.family.named(model.config))
+            names = _class_names(model, model.family.named(model.config))
         shards = distributed_shards(tensors.tensors, shard_bytes)
         return Output(tensors, shards, {LIST: list_of(shards, names)})
+
+
+def _class_names(weights: Model, config: Config) -> dict[str, str]:
+    """Map parameters and buffers to tensors in the files that are equal but for the name.
+
+    Tied parameters are included. Parameters that the class makes from several tensors are left out.
+    The mapping is empty if transformers has no class for the model.
+
+    Args:
+        weights: a planned checkpoint.
+        config: contents of its ``config.json``.
+
+    Raises:
+        InputError: the checkpoint does not fit the class.
+    """
+    from growkit.engine.class_weights import planned_parameters  # imports torch
+
+    if substitute(config):
+        return {}
+    of_class, names = planned_parameters(weights, config)
+    return {name: plain for name, of in names.items() if (plain := of_class.stored_as(of))}
 
 
 def open_model(folder: Folder) -> DistributedFile:

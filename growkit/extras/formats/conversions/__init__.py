@@ -1,0 +1,1 @@
+"""Conversions to the files of other programs."""

@@ -1,0 +1,1 @@
+"""What loads a grown model: growth meanwhile, and the check before its training begins."""
