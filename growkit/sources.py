@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from glob import escape
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from growkit.base.errors import InputError, foreign, reason
@@ -26,7 +27,6 @@ from growkit.base.lazy import of_extras
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
 from growkit.engine.user_family import NAMED, described_family
-from growkit.model.checkpoint.dequantising import dense, dense_config
 from growkit.model.checkpoint.folder import (
     HUB_NAME,
     SINGLE,
@@ -104,7 +104,9 @@ class Source:
         Raises:
             InputError: see ``Checkpoint``; or growkit does not read the quantised weights.
         """
-        checkpoint = dense(Checkpoint(self.folder))
+        checkpoint = Checkpoint(self.folder)
+        for extra in _dequantising():
+            checkpoint = extra.dense(checkpoint)
         checkpoint.published = checkpoint.config
         checkpoint.config = with_keys_of_class(checkpoint.config)
         checkpoint.described = described
@@ -137,12 +139,25 @@ class Source:
             config = read_config(folder)
             folder.check_files()
             where = str(folder.path / "config.json")
-            config, quantised = dense_config(config, where)
+            config, quantised = _dense_config(config, where)
             config = with_keys_of_class(config)
             headers = Headers(family_of(config, where, described), config, where)
             headers.quantised = quantised
             return headers
         return self.open_whole(described)
+
+
+def _dequantising() -> list[ModuleType]:
+    """The extras that read quantised weights."""
+    return [import_module(extra) for extra in of_extras("dequantising")]
+
+
+def _dense_config(config: Config, where: str) -> tuple[Config, str]:
+    """The config of the dense model, and how a quantised one is stored; empty for a dense one."""
+    stored = ""
+    for extra in _dequantising():
+        config, stored = extra.dense_config(config, where)
+    return config, stored
 
 
 def find(model: Path | str, *, weights: bool = True) -> Source:
@@ -418,7 +433,7 @@ def family_for(source: Source, description: Mapping[str, Any] | None) -> Family 
     if description is not None or not isinstance(kind, str) or known_family(config):
         return described_family(description)
     where = str(source.folder / "config.json")
-    config, _ = dense_config(config, where)
+    config, _ = _dense_config(config, where)
     config = config_inside(config, source.folder) or with_keys_of_class(config)
     if known_family(config):
         return None

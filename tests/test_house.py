@@ -112,7 +112,7 @@ def write(target, folder, save):
 FORMAT = StateFormat("states of this test", ("grown.state",), holds, open_state)
 """
 FORMAT = """
-from growkit.model.checkpoint.dequantising import Scheme
+from growkit.extras.formats.dequantising import Scheme
 
 
 class Mirrored(Scheme):

@@ -31,7 +31,7 @@ from transformers import (
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.class_weights import class_weights
-from growkit.model.checkpoint.dequantising import Dequantised, Scheme
+from growkit.extras.formats.dequantising import Dequantised, Scheme
 from growkit.sources import find
 from tests.conftest import (
     cli,

@@ -29,9 +29,8 @@ from growkit.engine.transformers_internals import (
     trace_loading,
     watched_conversions,
 )
-from growkit.model.checkpoint.dequantising import Dequantised
 from growkit.model.checkpoint.folder import Folder
-from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.reading import Checkpoint, View
 from growkit.model.families.family_parts import without_keys
 from growkit.planning.own_class import config_as_loaded, substitute
 
@@ -175,13 +174,13 @@ def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
             )
 
 
-def dequantisations(checkpoint: Dequantised, settings: Config) -> tuple[Conversion, ...]:
+def dequantisations(checkpoint: View, settings: Config) -> tuple[Conversion, ...]:
     """Determine how transformers itself would dequantise a checkpoint while it loads.
 
     Shapes of dequantised parameters are left out.
 
     Args:
-        checkpoint: the checkpoint.
+        checkpoint: the checkpoint, read as a dense one.
         settings: the ``quantization_config`` that makes transformers dequantise.
 
     Raises:

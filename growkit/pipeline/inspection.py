@@ -22,10 +22,9 @@ from growkit.base.lazy import usual_torch
 from growkit.base.options import Value
 from growkit.base.settings import MAX_WHOLE_MODELS, Settings
 from growkit.engine import recipe_planning
-from growkit.model.checkpoint.dequantising import Dequantised
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.multimodal import Inside
-from growkit.model.checkpoint.reading import Checkpoint
+from growkit.model.checkpoint.reading import Checkpoint, View
 from growkit.model.checkpoint.scratch import report_faults
 from growkit.model.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.model.families.family import family_of
@@ -252,7 +251,7 @@ def plan(
             f"(first {deciding[0]}), which this folder does not have"
         )
     target, exact = prepared.lineage.target, described.promise == "exact"
-    stored = source.stored if isinstance(source, Dequantised) else source
+    stored = source.stored if isinstance(source, View) else source
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
     files = [tensors.total_bytes(shard.tensors) for shard in shards]
     sizes = (source, target), recipe.output_path, recipe.verify, extra

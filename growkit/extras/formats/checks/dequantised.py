@@ -15,7 +15,7 @@ from growkit.base.tensors import Weights
 from growkit.base.torch_internals import stored_dtypes
 from growkit.engine.class_weights import class_weights, converted, one_row, stacks
 from growkit.engine.loader import Conversion, dequantisations, loading
-from growkit.model.checkpoint.dequantising import Dequantised
+from growkit.extras.formats.dequantising import Dequantised
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair

@@ -5,8 +5,8 @@ arXiv 2306.00978; the layout "gemm" of AutoAWQ (https://github.com/casper-hansen
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
+from growkit.extras.formats.dequantising import Parts, Scheme
 from growkit.extras.formats.quantised.blocks import Blocks, unpack
-from growkit.model.checkpoint.dequantising import Parts, Scheme
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place within a word of each of eight consecutive outputs."""

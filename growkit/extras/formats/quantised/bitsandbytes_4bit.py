@@ -10,8 +10,8 @@ from math import prod
 from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo
+from growkit.extras.formats.dequantising import Parts, Scheme
 from growkit.extras.formats.quantised.blocks import unpack
-from growkit.model.checkpoint.dequantising import Parts, Scheme
 
 STATE = ".weight.quant_state.bitsandbytes__"
 """Prefix of the suffixes of tensors that hold the size of blocks and the shape, as JSON."""

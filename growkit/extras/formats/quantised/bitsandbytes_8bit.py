@@ -5,7 +5,7 @@ LLM.int8(), arXiv 2208.07339. https://github.com/bitsandbytes-foundation/bitsand
 
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, TensorInfo
-from growkit.model.checkpoint.dequantising import Parts, Scheme
+from growkit.extras.formats.dequantising import Parts, Scheme
 
 OVER_127 = 7.874015718698502e-3
 """1/127, with the digits that the library uses."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from growkit.base.lazy import Tensor, torch
-from growkit.model.checkpoint.dequantising import Parts
+from growkit.extras.formats.dequantising import Parts
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config, TensorInfo
+from growkit.extras.formats.dequantising import Parts, Scheme
 from growkit.extras.formats.quantised.blocks import Blocks, unpack
-from growkit.model.checkpoint.dequantising import Parts, Scheme
 
 FORMATS = (
     *("dense", "mixed-precision", "naive-quantized", "int-quantized", "float-quantized"),

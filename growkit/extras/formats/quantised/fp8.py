@@ -6,8 +6,8 @@ scale of its block of 128 by 128 weights.
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
+from growkit.extras.formats.dequantising import Parts, Scheme
 from growkit.extras.formats.quantised.blocks import Blocks, powers_of_two
-from growkit.model.checkpoint.dequantising import Parts, Scheme
 
 EXPONENTS = ("U8", "F8_E8M0")
 """Dtypes of scales that are powers of two, stored as exponents."""

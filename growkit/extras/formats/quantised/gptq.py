@@ -5,8 +5,8 @@ arXiv 2210.17323; the layout of AutoGPTQ and GPTQModel (https://github.com/Model
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
+from growkit.extras.formats.dequantising import Parts, Scheme
 from growkit.extras.formats.quantised.blocks import scale, unpack
-from growkit.model.checkpoint.dequantising import Parts, Scheme
 
 WORD = 32
 """Bits of the words into which numbers are packed."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
+from growkit.extras.formats.dequantising import Parts, Scheme
 from growkit.extras.formats.quantised.blocks import powers_of_two, unpack
 from growkit.extras.formats.quantised.mxfp4 import VALUES
-from growkit.model.checkpoint.dequantising import Parts, Scheme
 
 BITS = {"affine": (2, 3, 4, 5, 6, 8), "mxfp4": (4,)}
 """Bits of a number, by mode."""

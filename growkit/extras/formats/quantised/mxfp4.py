@@ -5,8 +5,8 @@ Open Compute Project, Microscaling Formats (MX) Specification v1.0.
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo
+from growkit.extras.formats.dequantising import Parts, Scheme
 from growkit.extras.formats.quantised.blocks import powers_of_two, unpack
-from growkit.model.checkpoint.dequantising import Parts, Scheme
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """E2M1 numbers by their lower three bits; the fourth is the sign."""
