@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from growkit.base.progress import Progress
     from growkit.base.settings import Settings
     from growkit.distributed import load
+    from growkit.extras.checksums.check import check
+    from growkit.extras.checksums.results.check_result import CheckResult
     from growkit.extras.differential.modeling.configuration_diff_transformer import (
         DiffTransformerConfig,
     )
@@ -37,12 +39,11 @@ if TYPE_CHECKING:
     from growkit.pipeline.inspection import inspect, plan
     from growkit.pipeline.running import convert, grow, run, shrink
     from growkit.pipeline.verifying import verify
-    from growkit.planning.manifest import check
     from growkit.planning.own_class import register_own_classes
     from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, ShrinkStep, load_recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
-    from growkit.results.growth_result import CheckResult, GrowResult, Inspection
+    from growkit.results.growth_result import GrowResult, Inspection
     from growkit.results.proof_result import VerifyResult
 
 _HOMES = {
@@ -50,6 +51,8 @@ _HOMES = {
     "base.progress": "Progress",
     "base.settings": "Settings",
     "distributed": "load",
+    "extras.checksums.check": "check",
+    "extras.checksums.results.check_result": "CheckResult",
     "extras.differential.modeling.configuration_diff_transformer": "DiffTransformerConfig",
     "extras.differential.modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
     "extras.program_logits.logits_alone": "verify_logits",
@@ -61,13 +64,12 @@ _HOMES = {
     "pipeline.inspection": "inspect plan",
     "pipeline.running": "convert grow run shrink",
     "pipeline.verifying": "verify",
-    "planning.manifest": "check",
     "planning.own_class": "register_own_classes",
     "planning.recipe": "ConvertStep GrowStep Recipe ShrinkStep load_recipe",
     "report.saving": "save_report",
     "report.terminal": "Bars show",
     "extras.program_logits.results.engine_result": "EngineResult",
-    "results.growth_result": "CheckResult GrowResult Inspection",
+    "results.growth_result": "GrowResult Inspection",
     "results.proof_result": "VerifyResult",
 }
 """Public names by module."""

@@ -267,10 +267,10 @@ def check_command(
     folder: Path = cli.argument("OUT", "Folder that growkit wrote."), as_json: bool = JSON
 ) -> int:
     """Check OUT against the hashes in its manifest, at any later time and on any machine."""
-    from growkit.planning import manifest
+    from growkit.extras.checksums.check import check
     from growkit.report.terminal import Bars
 
-    result = manifest.check(folder, progress=Bars())
+    result = check(folder, progress=Bars())
     print_result(result, as_json)
     return 0 if result["whole"] else 1
 

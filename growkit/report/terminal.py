@@ -29,7 +29,6 @@ from growkit.report.view import (
     recorded,
 )
 from growkit.results import Result
-from growkit.results.growth_result import Difference
 from growkit.results.proof_result import next_step
 
 STYLES = {"good": "bold green", "warn": "yellow", "bad": "bold red", "heading": "bold"}
@@ -267,14 +266,15 @@ def check_parts(result: Found) -> Iterator[Part]:
         yield Paragraph(_difference(difference))
 
 
-def _difference(differing: Difference) -> str:
+def _difference(differing: Found) -> str:
     """Describe a difference on one line."""
-    why = differing.why
-    if differing.recorded_sha256 is not None:
-        why = f"SHA-256 {differing.recorded_sha256} was recorded, {differing.found_sha256} found"
-    elif differing.recorded_bytes is not None:
-        why = f"{differing.recorded_bytes:,} bytes were recorded, {differing.found_bytes:,} found"
-    return f"{differing.what}: {differing.file}" + (f" ({why})" if why else "")
+    why, both = differing["why"], ("recorded", "found")
+    sizes, hashes = ([differing[f"{of}_{what}"] for of in both] for what in ("bytes", "sha256"))
+    if None not in hashes:
+        why = "SHA-256 {} was recorded, {} found".format(*hashes)
+    elif None not in sizes:
+        why = "{:,} bytes were recorded, {:,} found".format(*sizes)
+    return f"{differing['what']}: {differing['file']}" + (f" ({why})" if why else "")
 
 
 def story_parts(result: Found) -> Iterator[Part]:

@@ -17,7 +17,7 @@ from growkit.results import proof_result as proof
 
 PRINTED = (
     *(operation.GrowResult, proof.VerifyResult, operation.Inspection, operation.Story),
-    *(list[operation.Abilities], operation.LargePlan, operation.CheckResult),
+    *(list[operation.Abilities], operation.LargePlan),
     *registered("results", "PRINTED").values(),
 )
 """Results that commands print, those of extras last."""
