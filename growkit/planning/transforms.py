@@ -70,7 +70,7 @@ class Transform(ABC):
 
     @property
     def reversible(self) -> bool:
-        """Whether the one source can be recovered, be it by least squares (``nearest``)."""
+        """Whether the one source can be recovered, be it by least squares (``undo``)."""
         return False
 
     @property
@@ -90,25 +90,16 @@ class Transform(ABC):
             where: start and stop in every dimension.
         """
 
-    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+    def undo(self, rows: Rows, of: slice, *, nearest: bool = False) -> Tensor | None:
         """Recover rows of the source, bit for bit; None if they are lost.
 
         Args:
             rows: reads rows of the target.
             of: the wanted rows of the source.
+            nearest: whether to find, if ``reversible``, the rows whose target would be nearest to
+                one that has changed; if nothing has, they are the source, bit for bit.
         """
         return None
-
-    def nearest(self, rows: Rows, of: slice) -> Tensor:
-        """Find the rows of the source whose target would be nearest to one, if ``reversible``.
-
-        If nothing has changed the target, they are the source, bit for bit.
-
-        Args:
-            rows: see ``undo``.
-            of: see ``undo``.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def update(self, before: Sequence[Update]) -> Update:
@@ -152,11 +143,7 @@ class Kept(_OneSource):
         """See ``Transform``."""
         return _multiply(source.read(self.source, *where), self.factor, source, self.source)
 
-    def undo(self, rows: Rows, of: slice) -> Tensor | None:
-        """See ``Transform``."""
-        return _divide(rows(of), self.factor)
-
-    def nearest(self, rows: Rows, of: slice) -> Tensor:
+    def undo(self, rows: Rows, of: slice, *, nearest: bool = False) -> Tensor | None:
         """See ``Transform``."""
         return _divide(rows(of), self.factor)
 
@@ -218,19 +205,11 @@ class Mapped(_OneSource):
         (mapped,) = self.maps
         return torch.from_numpy(mapped.nothing[rows])
 
-    def undo(self, rows: Rows, of: slice) -> Tensor | None:
-        """See ``Transform``."""
-        return self._undone(rows, of)
-
     reversible = True
 
-    def nearest(self, rows: Rows, of: slice) -> Tensor:
+    def undo(self, rows: Rows, of: slice, *, nearest: bool = False) -> Tensor | None:
         """See ``Transform``."""
-        back = self._undone(rows, of, nearest=True)
-        assert back is not None
-        return back
 
-    def _undone(self, rows: Rows, of: slice, *, nearest: bool = False) -> Tensor | None:
         def without_offset(of: slice) -> Tensor:
             values = rows(of)
             return values.where(~self._zeros(of), values + self.offset)
@@ -273,9 +252,9 @@ class Rounded(Mapped):
 
         return (self._grown(read, where).double() * self.factor - self.offset).to(dtype)
 
-    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+    def undo(self, rows: Rows, of: slice, *, nearest: bool = False) -> Tensor | None:
         """See ``Transform``."""
-        return None
+        return super().undo(rows, of, nearest=True) if nearest else None
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""

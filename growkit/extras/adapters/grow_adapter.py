@@ -344,13 +344,13 @@ class Magnitudes(Transform):
         """
         return self.copied.part(source, where).double() * self._ratios[where[0]]
 
-    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+    def undo(self, rows: Rows, of: slice, *, nearest: bool = False) -> Tensor | None:
         """See ``Transform``."""
 
         def copies(of: slice) -> Tensor:
             return (rows(of) / self._ratios[of]).to(TensorInfo((), self.stored).torch_dtype)
 
-        return self.copied.undo(copies, of)
+        return self.copied.undo(copies, of, nearest=nearest)
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``; each of n equal parts of a row has 1/√n of its norm."""

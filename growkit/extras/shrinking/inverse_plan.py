@@ -144,12 +144,12 @@ class Undone(Weights):
     def read(self, name: str, *where: slice | None) -> Tensor:
         """Recover a part of a tensor: the mean of its copies, if they differ."""
         rows, *others = full(self.tensors[name].shape, where) or [slice(0, 1)]
-        copies = [
-            next(iter(pieces.values())).transform.nearest(
-                partial(_joined, self._target, [*pieces.values()]), rows
-            )
-            for pieces in self._copies[name]
-        ]
+        copies = []
+        for pieces in self._copies[name]:
+            joined = partial(_joined, self._target, [*pieces.values()])
+            copy = next(iter(pieces.values())).transform.undo(joined, rows, nearest=True)
+            assert copy is not None
+            copies.append(copy)
         tensor = copies[0]
         if not all(same_numbers(tensor, copy) for copy in copies[1:]):
             tensor = torch.stack([copy.double() for copy in copies]).mean(0).to(tensor.dtype)

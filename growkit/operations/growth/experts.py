@@ -34,6 +34,8 @@ the router distinguishes copies of an expert:
   a little noise in their rows lets them diverge.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -305,8 +307,10 @@ class _Noisy(Computed):
 
     reversible = True
 
-    def nearest(self, rows: Rows, of: slice) -> Tensor:
-        """See ``Transform``; the first copies."""
+    def undo(self, rows: Rows, of: slice, *, nearest: bool = False) -> Tensor | None:
+        """See ``Transform``; the nearest are the first copies."""
+        if not nearest:
+            return None
         places = map(self.order.index, range(of.start, of.stop))
         return torch.cat([rows(slice(place, place + 1)) for place in places])
 

@@ -124,21 +124,17 @@ class MoreRows(Mapped):
             block[max(self._old - rows.start, 0) :] = self.means[self.source][tuple(others)]
         return block
 
-    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+    def undo(self, rows: Rows, of: slice, *, nearest: bool = False) -> Tensor | None:
         """See ``Transform``; reading the first rows also checks the new rows.
 
         A gradient has rows only for tokens that occur, and so none for new tokens.
         """
-        if of.start == 0 and len(rows(slice(self._old, self._old + 1))):
+        if not nearest and of.start == 0 and len(rows(slice(self._old, self._old + 1))):
             expected = _mean(rows, self._old).double() if self.mean else 0.0
             for start in range(self._old, len(self.maps[0]), AT_A_TIME):
                 new = rows(slice(start, min(start + AT_A_TIME, len(self.maps[0]))))
                 if not bool((new.double() == expected).all()):
                     return None
-        return rows(of)
-
-    def nearest(self, rows: Rows, of: slice) -> Tensor:
-        """See ``Transform``."""
         return rows(of)
 
     @property

@@ -95,9 +95,9 @@ class Minus(Kept):
             )
         return difference
 
-    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+    def undo(self, rows: Rows, of: slice, *, nearest: bool = False) -> Tensor | None:
         """See ``Transform``."""
-        recovered = super().undo(rows, of)
+        recovered = super().undo(rows, of, nearest=nearest)
         return None if recovered is None else (recovered.double() + self.offset).to(recovered.dtype)
 
 
