@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -115,9 +115,12 @@ class Weights:
 
     Attributes:
         tensors: the header of every tensor, by name.
+        in_blocks: names of those that are stored in blocks of few bits, and read as what these
+            stand for.
     """
 
     tensors: Mapping[str, TensorInfo]
+    in_blocks: Collection[str] = ()
 
     def where(self, name: str | None = None) -> str:
         """The file of a tensor, or the folder of all tensors, for messages."""
@@ -135,10 +138,6 @@ class Weights:
     def cuts(self, name: str) -> int:
         """Number of leading dimensions along which parts can be read on their own."""
         return 0
-
-    def rounded_in_blocks(self, name: str) -> bool:
-        """Whether a tensor is stored in blocks of few bits, and read as what they stand for."""
-        return False
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """Read a tensor as consecutive blocks along dimension 0."""

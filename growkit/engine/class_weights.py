@@ -167,6 +167,12 @@ class ClassWeights(Model):
         self._checkpoint = checkpoint
         self._conversions = by_parameter(conversions)
         self.tensors = {}
+        self.in_blocks = {
+            name
+            for conversion in conversions
+            if not {*checkpoint.in_blocks}.isdisjoint(conversion.sources)
+            for name in conversion.shapes
+        }
         for conversion in conversions:
             # The narrowest dtype that holds all these tensors exactly.
             with stored_dtypes():
@@ -184,10 +190,6 @@ class ClassWeights(Model):
     def where(self, name: str | None = None) -> str:
         """The file with a parameter's first source tensor; the folder without a name."""
         return self._checkpoint.where(self._conversions[name].sources[0] if name else None)
-
-    def rounded_in_blocks(self, name: str) -> bool:
-        """See ``Weights``."""
-        return any(map(self._checkpoint.rounded_in_blocks, self._conversions[name].sources))
 
     def cuts(self, name: str) -> int:
         """Cuts of the stored tensor; 1 for stacked experts, and 0 for other conversions."""

@@ -91,7 +91,7 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
 
 def allow_blocks(origin: Origin, after: Checkpoint) -> Origin:
     """An unknown origin of which blocks of few bits are no fault, as the KL has a limit."""
-    if not any(map(after.rounded_in_blocks, after.tensors)):
+    if not after.in_blocks:
         return origin
     lost = "weights are rounded to blocks of few bits"
     return origin._replace(lineage=replace(origin.lineage, promise="bounded", lost=lost))
@@ -327,7 +327,7 @@ def _compare_directly(origin: Origin, target: Model) -> Recovered:
         for rows in parts(before, name):
             was, now = before.read(name, rows), after.read(name, rows)
             if not same_numbers(was, now):
-                if after.rounded_in_blocks(name) and (away := _distance(was, now)) < FARTHEST:
+                if name in after.in_blocks and (away := _distance(was, now)) < FARTHEST:
                     in_blocks[name] = max(away, in_blocks.get(name, 0.0))
                     continue
                 stored = after.stored_as(name) if isinstance(after, ClassWeights) else None

@@ -187,7 +187,7 @@ class Dequantised(View):
         self.scheme, self.settings = scheme, settings
         self.stands_alone = False
         self.config = without_settings(stored.config)
-        self.parts = _parts(stored, scheme)
+        self.parts = self.in_blocks = _parts(stored, scheme)
         dtype = _dtype_of(self.config)
         dense = {name: scheme.header(parts, settings, dtype) for name, parts in self.parts.items()}
         self.tensors = dict(sorted((self._stored_dense() | dense).items()))
@@ -230,10 +230,6 @@ class Dequantised(View):
                 block = self.scheme.rows(parts, self.settings, info, part)
                 values[part.start - rows.start : part.stop - rows.start] = tensors.cut(block, inner)
             return check_finite(values, name, self.where(name))
-
-    def rounded_in_blocks(self, name: str) -> bool:
-        """See ``Weights``."""
-        return name in self.parts
 
     def cuts(self, name: str) -> int:
         """See ``Checkpoint``; dequantised tensors are computed by rows."""

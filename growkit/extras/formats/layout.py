@@ -263,6 +263,8 @@ class Taken(Weights):
         self.tensors = {
             name: piece.info(stored.tensors[piece.stored]) for name, piece in self._pieces.items()
         }
+        pieces = self._pieces.items()
+        self.in_blocks = {name for name, piece in pieces if piece.stored in stored.in_blocks}
 
     def where(self, name: str | None = None) -> str:
         """See ``Weights``."""
@@ -276,10 +278,6 @@ class Taken(Weights):
         """See ``Weights``."""
         piece = self._pieces[name]
         return piece.cuts(self._stored.cuts(piece.stored))
-
-    def rounded_in_blocks(self, name: str) -> bool:
-        """See ``Weights``."""
-        return self._stored.rounded_in_blocks(self._pieces[name].stored)
 
 
 # The tensors of a format from those of transformers

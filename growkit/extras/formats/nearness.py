@@ -109,7 +109,7 @@ def measure_nearness(
     nearness = _by_rounding(was, now, after.tensors[name].torch_dtype) or _by_factors(was, now)
     if not nearness and alike < ALIKE and (mistake or not distance <= FAR):
         return Nearness(UNRELATED)
-    in_blocks = after.rounded_in_blocks(name)
+    in_blocks = name in after.in_blocks
     if not nearness:
         quantised = None if in_blocks else _by_levels(was, now)
         noise = Nearness(IN_BLOCKS if in_blocks else AWAY)

@@ -71,7 +71,7 @@ class Checkpoint(Model):
             unwrapped, self.wrappers = _unwrapped(stored, str(self.folder))
             self._stored = _Joined(stored, unwrapped)
         self.stands_alone = self.format.read_by_transformers and not self.wrappers
-        self.tensors = self._stored.tensors
+        self.tensors, self.in_blocks = self._stored.tensors, self._stored.in_blocks
         self.notes = [*self._notes([*names]), *(file.note for file in files if file.note)]
         if not any(info.dtype in FLOAT_BYTES and info.elements for info in self.tensors.values()):
             raise InputError(
@@ -109,10 +109,6 @@ class Checkpoint(Model):
         """See ``WeightFile``."""
         return self._stored.cuts(name)
 
-    def rounded_in_blocks(self, name: str) -> bool:
-        """See ``Weights``."""
-        return self._stored.rounded_in_blocks(name)
-
     def _notes(self, names: Sequence[str]) -> Iterator[str]:
         """See ``notes``; ``names`` are the files with the weights."""
         if self.wrappers:
@@ -143,6 +139,7 @@ class _Joined(Weights):
         self.tensors = {
             name: self._file_of[name].tensors[stored] for name, stored in self._names.items()
         }
+        self.in_blocks = {n for n, of in self._names.items() if of in self._file_of[n].in_blocks}
 
     def where(self, name: str | None = None) -> str:
         assert name is not None
@@ -153,9 +150,6 @@ class _Joined(Weights):
 
     def cuts(self, name: str) -> int:
         return self._file_of[name].cuts(self._names[name])
-
-    def rounded_in_blocks(self, name: str) -> bool:
-        return self._file_of[name].rounded_in_blocks(self._names[name])
 
 
 def _file_by_tensor(
@@ -329,10 +323,6 @@ class View(Derived, Checkpoint):
         self.opened, self.folder, self.files = stored.opened, stored.folder, stored.files
         self.format, self.stands_alone = stored.format, stored.stands_alone
         self.wrappers, self.notes = stored.wrappers, stored.notes
-
-    def rounded_in_blocks(self, name: str) -> bool:
-        """See ``Checkpoint``; no other program's files are read in another way."""
-        return False
 
 
 class RoundedCheckpoint(Widened, View):

@@ -136,6 +136,7 @@ class Shortened(Derived):
 
     def __init__(self, source: Model, other: Model) -> None:
         super().__init__(source)
+        self.in_blocks = source.in_blocks
         sizes = [of.config.get("vocab_size") for of in (source, other)]
         self._rows: dict[str, int] = {}
         for name, info in source.tensors.items():
@@ -153,10 +154,6 @@ class Shortened(Derived):
             rows = (where[0] if where else None) or slice(None)
             where = slice(*rows.indices(self._rows[name])[:2]), *where[1:]
         return super().read(name, *where)
-
-    def rounded_in_blocks(self, name: str) -> bool:
-        """See ``Weights``."""
-        return self.source.rounded_in_blocks(name)
 
 
 def _rest(was: Model, now: Model, told: set[str]) -> list[str]:

@@ -296,17 +296,13 @@ class GGUFFile(WeightFile):
         settings: Mapping[str, Any],
     ) -> None:
         super().__init__(folder, name, state, places)
-        self.quantised, self.settings = quantised, settings
+        self.quantised, self.settings, self.in_blocks = quantised, settings, quantised
         computed = {}
         for tensor, kind in quantised.items():
             *rows, stored = places[tensor].info.shape
             elements, size, _ = _block(kind, self.path)
             computed[tensor] = TensorInfo((*rows, stored // size * elements), "F32")
         self.tensors = {**self.tensors, **computed}
-
-    def rounded_in_blocks(self, name: str) -> bool:
-        """See ``Weights``."""
-        return name in self.quantised
 
     def cuts(self, name: str) -> int:
         """See ``WeightFile``; blocks are parts of rows."""
