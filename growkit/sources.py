@@ -4,9 +4,7 @@ All code that reads a model finds it here. A model on the Hub has an id and a co
 that growkit reads are fetched, into the cache of transformers; the model is then a folder like any
 other (``growkit.model.checkpoint.folder``).
 
-A multimodal model is reduced to the language model inside it. transformers resolves its config from
-the config of the whole model; its tensors have a prefix in the files. Towers and projectors are
-left out.
+Extras read quantised weights as dense ones, and take the language model out of a multimodal one.
 """
 
 import json
@@ -22,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from growkit.base.errors import InputError, foreign, reason
+from growkit.base.errors import InputError, reason
 from growkit.base.lazy import of_extras
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
@@ -36,7 +34,6 @@ from growkit.model.checkpoint.folder import (
     small_files,
 )
 from growkit.model.checkpoint.format import find_format, read_config
-from growkit.model.checkpoint.multimodal import Inside, tensors_inside
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.families.family import Family, family_of, known_family
 from growkit.model.model import Headers, Model
@@ -73,10 +70,6 @@ NOT_FOUND = (
 """Sentence for any other error."""
 
 
-TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""Config keys of special tokens."""
-
-
 @dataclass(frozen=True)
 class Source:
     """A located model, not read yet.
@@ -105,7 +98,7 @@ class Source:
             InputError: see ``Checkpoint``; or growkit does not read the quantised weights.
         """
         checkpoint = Checkpoint(self.folder)
-        for extra in _dequantising():
+        for extra in _extras("dequantising"):
             checkpoint = extra.dense(checkpoint)
         checkpoint.published = checkpoint.config
         checkpoint.config = with_keys_of_class(checkpoint.config)
@@ -147,15 +140,15 @@ class Source:
         return self.open_whole(described)
 
 
-def _dequantising() -> list[ModuleType]:
-    """The extras that read quantised weights."""
-    return [import_module(extra) for extra in of_extras("dequantising")]
+def _extras(name: str) -> list[ModuleType]:
+    """The modules of a name in the extras: they read checkpoints in other ways."""
+    return [import_module(extra) for extra in of_extras(name)]
 
 
 def _dense_config(config: Config, where: str) -> tuple[Config, str]:
     """The config of the dense model, and how a quantised one is stored; empty for a dense one."""
     stored = ""
-    for extra in _dequantising():
+    for extra in _extras("dequantising"):
         config, stored = extra.dense_config(config, where)
     return config, stored
 
@@ -327,39 +320,20 @@ def language_model_of(checkpoint: Checkpoint) -> Checkpoint:
     return inner if inner and is_known(inner) else checkpoint
 
 
-def language_model_inside(checkpoint: Checkpoint) -> Inside | None:
+def language_model_inside(checkpoint: Checkpoint) -> Checkpoint | None:
     """The language model inside a multimodal checkpoint; None if none can be taken out.
 
     Raises:
         InputError: transformers does not accept the config of the whole model.
     """
-    if not tensors_inside(checkpoint.tensors):
-        return None
-    config = config_inside(checkpoint.config, checkpoint.folder)
-    return Inside(checkpoint, config) if config else None
+    views = (extra.language_model_inside(checkpoint) for extra in _extras("language_models"))
+    return next(filter(None, views), None)
 
 
-def config_inside(whole: Config, folder: Path) -> Config | None:
-    """The config of the language model inside a multimodal one.
-
-    None if there is no other model inside, or transformers has no class for the whole.
-    """
-    from transformers import CONFIG_MAPPING
-
-    inner = whole.get("text_config")
-    if not isinstance(inner, dict) or whole.get("model_type") not in CONFIG_MAPPING:
-        return None
-    with quiet(), foreign(f"transformers cannot load {folder}", "correct its config.json"):
-        resolved: Any = parsed(whole, str(folder / "config.json"))
-        inner = resolved.get_text_config(decoder=True)
-        config: Config = json.loads(inner.to_json_string(use_diff=True))
-        # A whole model stops at the tokens that its own config names.
-        config |= {key: whole[key] for key in TOKENS if whole.get(key) is not None}
-    # The class of the whole model decides whether embeddings are tied, if it has the key.
-    tied = getattr(resolved, "tie_word_embeddings", config.get("tie_word_embeddings"))
-    config["tie_word_embeddings"] = bool(tied)
-    dtype = whole.get("dtype", whole.get("torch_dtype"))
-    return {**config, "dtype": dtype} if dtype else config
+def _config_inside(whole: Config, folder: Path) -> Config | None:
+    """The config of the language model inside a multimodal one; None if there is none."""
+    configs = (extra.config_inside(whole, folder) for extra in _extras("language_models"))
+    return next(filter(None, configs), None)
 
 
 def with_keys_of_class(config: Config) -> Config:
@@ -434,10 +408,10 @@ def family_for(source: Source, description: Mapping[str, Any] | None) -> Family 
         return described_family(description)
     where = str(source.folder / "config.json")
     config, _ = _dense_config(config, where)
-    config = config_inside(config, source.folder) or with_keys_of_class(config)
+    config = _config_inside(config, source.folder) or with_keys_of_class(config)
     if known_family(config):
         return None
-    for extra in of_extras("families"):
-        if inferred := import_module(extra).describe(config, where):
+    for extra in _extras("families"):
+        if inferred := extra.describe(config, where):
             return described_family(*inferred)
     return None

@@ -7,8 +7,10 @@ weights are all models; what reads a model need not know which.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
+from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 from growkit.base import tensors
@@ -43,6 +45,8 @@ class Model(Weights):
         published: the config with the keys of its file, of which ``config`` may have other forms.
         stands_alone: whether transformers loads exactly this model from its files.
         part_of: type of the larger model that holds this one, if it is a part of one.
+        left_out: other parts of that model, with the reason why they are left out.
+        note: a sentence on that; empty if it is no part of one.
     """
 
     config: Config
@@ -50,6 +54,8 @@ class Model(Weights):
     quantised: str = ""
     published: Config | None = None
     part_of: str = ""
+    left_out: Mapping[str, str] = MappingProxyType({})
+    note: str = ""
     stands_alone: bool = True
 
     @cached_property

@@ -23,7 +23,6 @@ from growkit.base.options import Value
 from growkit.base.settings import MAX_WHOLE_MODELS, Settings
 from growkit.engine import recipe_planning
 from growkit.model.checkpoint.folder import Folder
-from growkit.model.checkpoint.multimodal import Inside
 from growkit.model.checkpoint.reading import Checkpoint, View
 from growkit.model.checkpoint.scratch import report_faults
 from growkit.model.checkpoint.writing import WORKERS, parse_bytes, shards_of
@@ -73,7 +72,6 @@ def inspect(
     stored = checkpoint.family
     facts = (own.attention(checkpoint) for own in own_classes().values())
     dropped, _ = checkpoint.unused
-    rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
     complete = checkpoint.complete
     architectures = checkpoint.config.get("architectures") or None
     used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
@@ -93,7 +91,7 @@ def inspect(
         tied=bool(complete.get(TIED)),
         tensors=len(used),
         files=[file.name for file in checkpoint.files],
-        dropped=dropped | rest,
+        dropped={**dropped, **checkpoint.left_out},
         possible=[*_possibilities(checkpoint), *_undoable(checkpoint)],
         inferred=stored.inferred,
     )

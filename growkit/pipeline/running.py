@@ -28,7 +28,6 @@ from growkit.engine.written_config import config_to_write
 from growkit.model.checkpoint import publishing, writing
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.format import Output, formats, read_config
-from growkit.model.checkpoint.multimodal import Inside
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import check_faults, report_faults
 from growkit.model.families.family import known_family
@@ -271,9 +270,8 @@ class _Run:
         self.target = self.lineage.target
         self.recipe = replace(recipe, steps=self.prepared.steps)
         self.result = result = planned_result(self.recipe, source, self.prepared)
-        if isinstance(source, Inside):
-            result["dropped"] |= source.dropped
-            result["warnings"].insert(0, source.note)
+        result["dropped"] |= source.left_out
+        result["warnings"][:0] = [source.note] if source.note else []
         result["warnings"] += source.notes + ([self.origin.warning] if self.origin.warning else [])
         self.tokenizer = self._tokenizer_to_write()
         try:

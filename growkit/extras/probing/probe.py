@@ -22,7 +22,6 @@ from growkit.extras.probing.probe_settings import Candidate, ProbeSettings, cand
 from growkit.extras.probing.results.probe_result import ProbeResult
 from growkit.model.checkpoint.folder import TOKENIZER_FILES, is_of_tokenizer
 from growkit.model.checkpoint.inputs import Inputs
-from growkit.model.checkpoint.multimodal import Inside
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import report_faults
 from growkit.model.checkpoint.writing import sha256
@@ -161,7 +160,7 @@ def _warnings(
 
     if origin.warning:
         yield origin.warning
-    if isinstance(model, Inside):
+    if model.note:
         yield model.note
     for candidate in chosen:
         if candidate.note:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from growkit.base.torch_internals import stored_dtypes
 from growkit.engine.transformers_class import PROVENANCE_KEYS, resolved
-from growkit.model.checkpoint.multimodal import Inside
+from growkit.extras.multimodal.inside import Inside
 from growkit.model.families.family_parts import without_keys
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
@@ -24,7 +24,7 @@ def compare_other_parts(pair: Pair, function: Function) -> Section | None:
         return None
     kept, place = None, None
     sentence = (
-        f"{' and '.join(target.dropped)} of the target were not compared: the source has none"
+        f"{' and '.join(target.left_out)} of the target were not compared: the source has none"
     )
     if isinstance(source, Inside):
         tensors = [f"tensor {name}" for name in _different_tensors(source, target)]

@@ -27,7 +27,6 @@ class Inside(View):
 
     Attributes:
         others: the tensors of the other parts of the checkpoint.
-        dropped: these parts, and why they are left out.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
@@ -38,7 +37,7 @@ class Inside(View):
         self.others = self.tensors.keys() - self._names.values()
         names = (name.removeprefix("model.") for name in sorted(self.others))
         parts = Counter(name.partition(".")[0] for name in names)
-        self.dropped = {
+        self.left_out = {
             part: f"{count} tensors of the {self.part_of} model around the language model"
             for part, count in parts.items()
         }
@@ -48,6 +47,11 @@ class Inside(View):
         inner = {"model_type": config["model_type"], **published.get("text_config", {})}
         self.published = inner | outer
         self.tensors = {name: self.tensors[stored] for name, stored in self._names.items()}
+        rest = f"; {' and '.join(self.left_out)} are left out" if self.left_out else ""
+        self.note = (
+            f"{self.folder} holds a {self.part_of} model; only its language model "
+            f"({config['model_type']}) is used{rest}"
+        )
 
     def where(self, name: str | None = None) -> str:
         """See ``Checkpoint``."""
@@ -60,15 +64,6 @@ class Inside(View):
     def cuts(self, name: str) -> int:
         """See ``Checkpoint``."""
         return self.stored.cuts(self._names[name])
-
-    @property
-    def note(self) -> str:
-        """A sentence on the parts that are left out."""
-        rest = f"; {' and '.join(self.dropped)} are left out" if self.dropped else ""
-        return (
-            f"{self.folder} holds a {self.part_of} model; only its language model "
-            f"({self.config['model_type']}) is used{rest}"
-        )
 
 
 def tensors_inside(names: Iterable[str]) -> dict[str, str]:

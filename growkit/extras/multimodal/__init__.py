@@ -1,0 +1,1 @@
+"""Language models inside multimodal ones, without their towers and projectors."""

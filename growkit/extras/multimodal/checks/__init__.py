@@ -1,0 +1,1 @@
+"""Checks of what is around the language models, one file each: ``CHECK``."""
