@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.continual import results
-from benchmarks.continual.ensembles import Ensemble
 from benchmarks.continual.experiment import Experiment, Job, settings_of
 from benchmarks.continual.models import hand_on
 from benchmarks.continual.runs import Run
@@ -55,10 +54,10 @@ class Campaign:
         about = results.machine(self.device)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         while jobs := self.ready():
-            for line in self._lines(self._together(jobs[0])):
-                append_line(self.file, {**line, "text": self.text.about, "machine": about})
-                last = line["points"][-1]["validation"] if line["points"] else float("nan")
-                self.report(f"  validation {last:.4f}, {line['seconds']:.0f} s")
+            line = self._line(jobs[0])
+            append_line(self.file, {**line, "text": self.text.about, "machine": about})
+            last = line["points"][-1]["validation"] if line["points"] else float("nan")
+            self.report(f"  validation {last:.4f}, {line['seconds']:.0f} s")
 
     def found(self) -> dict[Key, Line]:
         """The lines of this experiment at this scale, and those of other experiments' same runs.
@@ -93,50 +92,26 @@ class Campaign:
         missing = [each for each in wanted(self.experiment, found) if each not in found]
         return [Job(self.experiment, *each) for each in missing]
 
-    def _together(self, job: Job) -> list[Job]:
-        """The runs that are done with the next one: on a GPU, all seeds and the likely rates."""
-        experiment, found, arm = self.experiment, self.found(), job.arm
-        if self.device == "cpu" or experiment.measures or (arm and arm.ramp):
-            return [job]
-        rates, seeds = experiment.learning_rates, experiment.seeds
-        middle = len(rates) // 2
-        if arm and arm.weights == "source":
-            best = best_rate(experiment, found, arm.source)
-            assert best is not None
-            middle = rates.index(best)
-            seeds = tuple(seed for seed in seeds if (arm.source, seed, best) in found)
-        likely = rates[max(0, middle - 3) : middle + 2]
-        keys = [(job.name, seed, rate) for rate in {*likely, job.rate} for seed in seeds]
-        return [Job(experiment, *key) for key in sorted(keys) if key not in found]
-
-    def _lines(self, jobs: list[Job]) -> list[Line]:
-        """Carry runs of an arm or a source out; sources are kept for the arms."""
-        arm, first = jobs[0].arm, {}
-        sources: dict[int, Path] = {}
-        if arm is not None and arm.weights == "source":
-            rate = first["source_rate"] = best_rate(self.experiment, self.found(), arm.source)
+    def _line(self, job: Job) -> Line:
+        """Carry a run of an arm or a source out; a source is kept for the arms."""
+        first, source = {}, None
+        if job.arm is not None and job.arm.weights == "source":
+            rate = first["source_rate"] = best_rate(self.experiment, self.found(), job.arm.source)
             assert rate is not None
-            trained = [
-                Job(self.experiment, arm.source, seed, rate)
-                for seed in dict.fromkeys(job.seed for job in jobs)
-            ]
-            sources = {job.seed: self._folder(job) for job in trained}
-            # Of some, only lines are left.
-            if lost := [job for job in trained if not sources[job.seed].is_dir()]:
-                self._trained(lost, {})
-        return [
-            {
-                "experiment": self.experiment.name,
-                "scale": self.experiment.scale_name,
-                "run": job.name,
-                "seed": job.seed,
-                "rate": job.rate,
-                "settings": self.settings[job.name],
-                **first,
-                **line,
-            }
-            for job, line in zip(jobs, self._trained(jobs, sources), strict=True)
-        ]
+            trained = Job(self.experiment, job.arm.source, job.seed, rate)
+            source = self._folder(trained)
+            if not source.is_dir():  # of some, only lines are left
+                self._trained(trained, None)
+        return {
+            "experiment": self.experiment.name,
+            "scale": self.experiment.scale_name,
+            "run": job.name,
+            "seed": job.seed,
+            "rate": job.rate,
+            "settings": self.settings[job.name],
+            **first,
+            **self._trained(job, source),
+        }
 
     def _folder(self, job: Job) -> Path:
         """Where a trained source is; the same for all experiments that have the run."""
@@ -144,21 +119,15 @@ class Campaign:
         settings = f"{self.settings[job.name]}-{job.seed}-{job.rate:g}"
         return self.work / job.experiment.scale_name / f"{name}-{settings}"
 
-    def _trained(self, jobs: Sequence[Job], sources: Mapping[int, Path]) -> list[Line]:
-        """Train; the sources of arms are by seed."""
-        for job in jobs:
-            self.report(f"{job.name}, seed {job.seed}, rate {job.rate:g}")
+    def _trained(self, job: Job, source: Path | None) -> Line:
+        """Train; the source of an arm is a folder."""
+        self.report(f"{job.name}, seed {job.seed}, rate {job.rate:g}")
         with tempfile.TemporaryDirectory() as scratch:
-            runs = []
-            for job in jobs:
-                folder = Path(scratch) / str(job.seed)
-                folder.mkdir(exist_ok=True)
-                runs.append(Run(job, self.text, folder, sources.get(job.seed), self.device))
-            lines = [runs[0].finish()] if len(runs) == 1 else Ensemble(runs).finish()
-        for run, line in zip(runs, lines, strict=True):
-            if run.job.arm is None and "diverged" not in line:
-                hand_on(run.model, run.optimizer, self.text, self._folder(run.job))
-        return lines
+            run = Run(job, self.text, Path(scratch), source, self.device)
+            line = run.finish()
+        if job.arm is None and "diverged" not in line:
+            hand_on(run.model, run.optimizer, self.text, self._folder(job))
+        return line
 
 
 def sorted_lines(

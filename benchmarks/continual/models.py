@@ -192,8 +192,7 @@ def begin(job: Job, text: Text, work: Path, source: Path | None) -> tuple[Any, t
             state = folder / OPTIMIZER
         if arm.steps:
             grown = source / OPTIMIZER if state else None
-            if not folder.is_dir():  # by a run with another rate
-                apply(arm.steps, source, folder, text, job.seed, grown)
+            apply(arm.steps, source, folder, text, job.seed, grown)
             law = folder if arm.optimizer != "plain" else None
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     fit_experts(model)

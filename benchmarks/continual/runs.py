@@ -117,17 +117,8 @@ class Run:
         Returns:
             The line of the run, without its key.
         """
-        began, line = time.perf_counter(), self.begun()
-        with isolated(torch.device(self.device), self.job.seed):
-            for segment in self.segments:
-                self.note(line, segment, self._train(segment))
-                if "diverged" in line:
-                    break
-        return {**line, "seconds": round(time.perf_counter() - began, 1)}
-
-    def begun(self) -> dict[str, Any]:
-        """What is known of a run before its first step."""
-        return {
+        began = time.perf_counter()
+        line: dict[str, Any] = {
             "parameters": self.model.num_parameters(),
             "flops_per_token": self.flops,
             "before_flops": self.before,
@@ -135,13 +126,17 @@ class Run:
             "curve": [],
             "points": [],
         }
+        with isolated(torch.device(self.device), self.job.seed):
+            for segment in self.segments:
+                self._note(line, segment, self._train(segment))
+                if "diverged" in line:
+                    break
+        return {**line, "seconds": round(time.perf_counter() - began, 1)}
 
-    def note(self, line: dict[str, Any], segment: Segment, looks: Sequence[Look]) -> None:
+    def _note(self, line: dict[str, Any], segment: Segment, looks: Sequence[Look]) -> None:
         """Add what was measured in a segment to the line, up to a loss that is not finite."""
         for look in looks:
             tokens = look.step * self.tokens
-            if "diverged" in line:
-                return
             if look.losses is None:
                 line["diverged"] = look.step + 1
             elif segment.point is None:

@@ -126,17 +126,13 @@ def batch_of(windows: Tensor, seed: int, first: int, count: int) -> Tensor:
         first: number of the first window, counted from the start of the training.
         count: number of windows.
     """
-    return windows[window_numbers(len(windows), seed, first, count)]
-
-
-def window_numbers(every: int, seed: int, first: int, count: int) -> Tensor:
-    """Choose windows, [count], of all that a text has; see ``batch_of``."""
+    every = len(windows)
     numbers = torch.arange(first, first + count)
     turns = range(first // every, (first + count - 1) // every + 1)
     orders = [
         _order(seed, turn, every)[numbers[numbers // every == turn] % every] for turn in turns
     ]
-    return torch.cat(orders)
+    return windows[torch.cat(orders)]
 
 
 @lru_cache(maxsize=4)
