@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -20,12 +19,10 @@ from benchmarks.continual.campaign import Campaign
 from benchmarks.continual.experiment import Experiment, load, names
 from benchmarks.continual.report import write
 from benchmarks.continual.text import END, PARTS, Text, part_of, read_text
-from benchmarks.figures import drawn
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
 from growkit.extras.probing.harness import batch_of
 
-FIGURES = {"first-steps": "first-steps.svg", "symmetry": "parting.svg"}
 PROCESS_STATE = ("seconds", "machine")
 
 
@@ -131,17 +128,6 @@ def test_the_formula_counts_what_torch_counts(kind: str) -> None:
     masked = (tokens - 1) * model.config.num_hidden_layers * models.attention_width(model.config)
     counted = counter.get_total_flops() // tokens
     assert counted == models.forward_flops(model, tokens) + masked
-
-
-@pytest.mark.parametrize("kind", FIGURES)
-def test_charts_of_the_documents_show_what_was_measured(kind: str, tmp_path: Path) -> None:
-    (runs,) = (ROOT / "benchmarks" / "results").glob(f"*-{kind}-cpu.jsonl")
-    made = drawn(kind, runs)
-    assert made == (ROOT / "docs" / "how-to" / FIGURES[kind]).read_text("utf-8")
-    ElementTree.fromstring(made)
-    fewer = runs.read_text("utf-8").splitlines()[:-1]
-    (tmp_path / "fewer").write_text("\n".join(fewer), "utf-8")
-    assert drawn(kind, tmp_path / "fewer") != made  # the control
 
 
 def pairs(text: str) -> list[tuple[float, float]]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import growkit
-from benchmarks.published_configs import GROWTHS, save
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.sources import family_for, find
@@ -19,9 +20,33 @@ CONFIGS: dict[str, dict[str, Any]] = {
     (line := json.loads(each))["name"]: line["config"]
     for each in (Path(__file__).parent / "published.jsonl").read_text().splitlines()
 }
+GROWTHS: dict[str, dict[str, Any]] = {
+    "width": {"hidden": "x2"},
+    "depth": {"method": "depth", "layers": "x2"},
+    "experts": {"method": "experts", "experts": "x2"},
+}
 SHORT = Settings(prompts=2, length=16)
 PERIODS = {"full_attention_interval", "sliding_window_pattern", "no_rope_layer_interval"}
 """Keys that go if a list of layers must say something else."""
+
+
+def save(folder: Path, config: dict[str, Any]) -> None:
+    """Save a random model with this very config."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    torch.manual_seed(0)
+    read = AutoConfig.from_pretrained(folder)
+    known: Any = AutoModelForImageTextToText
+    auto: Any = known if type(read) in known._model_mapping else AutoModelForCausalLM
+    model = auto.from_config(read, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 1.2 * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def changed(place: Path, name: str, **options: Any) -> dict[str, Any]:
