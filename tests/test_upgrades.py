@@ -18,6 +18,7 @@ from growkit import ConvertStep, GrowStep, Recipe
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.extras.upgrades.modeling_latent_granite import LatentGraniteHeadNorm
+from growkit.model.families.family import families
 from tests.conftest import (
     distance,
     edit_json,
@@ -167,6 +168,32 @@ def test_what_a_class_cannot_have_is_refused_in_the_plan(
     dtype = getattr(torch, more.get("dtype", "float32"))
     source = save_random(tmp_path / "source", config, 0, dtype)
     with pytest.raises(InputError, match=reason):
+        growkit.convert(source, tmp_path / "out", upgrade, verify=QUICK, dry_run=True)
+
+
+def test_a_setting_that_a_config_leaves_to_its_class_is_known() -> None:
+    """Descriptions of what becomes a more general class have the defaults of its class."""
+    checked = set()
+    for family in families().values():
+        dense = family.experts.dense if family.experts else {}
+        for known in (*family.upgrades.values(), dense):
+            for kind, rest in known.items():
+                for key, values in rest.only.items():
+                    default = getattr(CONFIG_MAPPING[kind](), key)
+                    assert rest.assumed.get(key, values[0]) == default, (family.name, kind, key)
+                    checked.add((kind, key, default in values))
+    assert {("mistral", "sliding_window", False), ("llama", "mlp_bias", True)} <= checked
+
+
+@pytest.mark.parametrize("upgrade", SOURCES)
+def test_windows_that_a_config_leaves_to_its_class_are_refused(
+    upgrade: str, tmp_path: Path
+) -> None:
+    source = save_model(tmp_path / "source", "mistral", sliding_window=None)
+    growkit.convert(source, tmp_path / "out", upgrade, verify=QUICK, dry_run=True)  # the control
+    with edit_json(source / "config.json") as config:
+        del config["sliding_window"]
+    with pytest.raises(InputError, match="or its class, has sliding_window 4096"):
         growkit.convert(source, tmp_path / "out", upgrade, verify=QUICK, dry_run=True)
 
 

@@ -62,10 +62,12 @@ def config_with(source: Model, target: Family, without: Without) -> dict[str, An
     """
     present, complete = source.config, source.complete
     for key, values in without.only.items():
-        if present.get(key, values[0]) not in values:
+        value = present.get(key, without.assumed.get(key, values[0]))
+        if value not in values:
             raise InputError(
-                f"config.json in {source.where()} has {key} {present[key]!r}, which {target.one} "
-                f"cannot have; only one with {' or '.join(map(repr, values))} can become one"
+                f"config.json in {source.where()}, or its class, has {key} {value!r}, which "
+                f"{target.one} cannot have; only one with {' or '.join(map(repr, values))} can "
+                "become one"
             )
     config = {key: value for key, value in present.items() if key != "auto_map"}
     rope = present.get("rope_parameters")

@@ -62,7 +62,7 @@ upgrades:
     mixtral:
       assumed: {rope_theta: 1.0e+6, max_position_embeddings: 131072}
       only: {sliding_window: [null]}
-    mistral: {only: {sliding_window: [null]}}
+    mistral: {assumed: {sliding_window: 4096}, only: {sliding_window: [null]}}
     qwen2: {only: {use_sliding_window: [false, null]}}
     qwen3: {only: {use_sliding_window: [false, null]}}
 tensors:

@@ -210,7 +210,8 @@ class Without:
     Attributes:
         assumed: defaults of their class that differ from those of the class with it.
         ignored: keys that only the class with it reads, and the values that they must have.
-        only: keys that only the class without it reads, and the values that change nothing.
+        only: keys that only the class without it reads, and the values that change nothing, of
+            which the first is the default of that class unless ``assumed`` has another.
         when: the models that do not have it.
     """
 
