@@ -24,9 +24,11 @@ import growkit
 from growkit.cli.demo import held_out_text
 from growkit.extras.shrinking import tokenizer
 from growkit.extras.shrinking.reductions import vocabulary
+from tests import architectures
 from tests.conftest import (
     cli,
     distance,
+    edit_config,
     edit_json,
     edit_weights,
     load_strict,
@@ -281,6 +283,33 @@ def test_new_tokens_are_left_out_again(tmp_path: Path) -> None:
     assert result["kept"], result["verification"]["reason"]
     before, after = (load_file(folder / "model.safetensors") for folder in (source, back))
     assert all(same_bits(before[name], after[name]) for name in before.keys() | after.keys())
+
+
+@pytest.mark.parametrize(
+    ("kind", "gone", "reason"),
+    [
+        ("gemma3n_text", range(3, 9), ""),  # has embeddings for each layer, too
+        ("apertus1p5_text", range(3, 9), ""),  # has tensors without dimensions
+        ("roberta", range(1), "reads more of an id than a row"),  # positions begin at pad_token_id
+    ],
+)
+def test_what_a_class_reads_of_ids_is_left_or_refused(
+    kind: str, gone: range, reason: str, tmp_path: Path
+) -> None:
+    source, out = architectures.save(kind, tmp_path / "source"), tmp_path / "out"
+    count, model = 64, load_strict(source)
+    kept = [number for number in range(count) if number not in gone]
+    words = Tokenizer(models.WordLevel({f"word{at}": at for at in range(count)}, "word1"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(source)
+    edit_config(source, bos_token_id=None, eos_token_id=None)
+    ids = ",".join(map(str, kept))
+    result = growkit.shrink(source, out, ids=ids, verify=QUICK)
+    assert result["kept"] == (not reason), result["verification"]["reason"]
+    assert reason in result["verification"]["reason"]
+    if not reason:
+        asked = torch.randint(len(kept), (1, 24), generator=torch.Generator().manual_seed(0))
+        expected = logits_of(model, torch.tensor(kept)[asked])[:, kept]
+        assert distance(expected, logits_of(load_strict(out), asked)) < 1e-12
 
 
 def test_a_manifest_makes_no_proof_read_a_text(trimmed: tuple[Path, Path], tmp_path: Path) -> None:

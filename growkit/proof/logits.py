@@ -19,7 +19,6 @@ from growkit.engine import metrics
 from growkit.engine.calls import Call
 from growkit.engine.device import CPU, RUNS, device_name, find_arithmetic_fault
 from growkit.engine.kernels import offered
-from growkit.engine.layerwise import Layerwise, last_state
 from growkit.engine.metrics import Distance, Head, error_of, finite
 from growkit.engine.strict import strict_float64
 from growkit.proof.control import MAX_TOKENS, Controls, Coverage
@@ -228,7 +227,7 @@ def _run(side: SideBySide, modes: Sequence[Mode]) -> Strict:
         for model in (source, target):
             model.check_reach()
         _check_usable(pair, compared.prefill)
-        notes = _new_tokens(side, compared.end) + _tokens_left_out(pair, side.place)
+        notes = _new_tokens(side, compared.end)
     if unseen := coverage.without_effect:
         notes.append(
             f"no logit of these prompts depends on {counted(len(unseen), 'kind')} of tensors "
@@ -259,19 +258,6 @@ def _new_tokens(side: SideBySide, end: Tensor | None) -> list[str]:
     return [
         f"of the {new} tokens, the logits of the source's {old} were compared; the new ones take "
         f"{share:.2g} of the softmax"
-    ]
-
-
-def _tokens_left_out(pair: Pair, place: torch.device) -> list[str]:
-    """A note on the tokens that only the source has."""
-    if (kept := pair.lineage.tokens) is None:
-        return []
-    model = Layerwise(pair.stored, torch.float64, place)
-    ids = torch.tensor(kept)[pair.prompts.windows[0][: metrics.TOKENS_FIRST]]
-    share = model.share(last_state(model.stages([Call(ids)])), kept)
-    return [
-        f"the logits of {len(kept)} tokens were compared; the others of the source's "
-        f"{pair.stored.config['vocab_size']} take {1 - share:.2g} of its softmax"
     ]
 
 

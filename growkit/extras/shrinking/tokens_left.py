@@ -1,5 +1,6 @@
 """The source with the tokens alone that its target has, under the target's ids, for the proof."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.publishing import write_json
 from growkit.model.checkpoint.reading import Checkpoint, View
 from growkit.model.checkpoint.scratch import temporary
+from growkit.model.model import Model
 from growkit.planning.plan import Lineage, Plan, Tokens
 
 Write = Callable[[Folder], None]
@@ -28,15 +30,30 @@ def kept_tokens(kept: Sequence[int], write: Write | None = None) -> Tokens:
     return Tokens(kept, partial(_selected, kept=kept, write=write), write)
 
 
+def with_tokens(source: Model, kept: Sequence[int]) -> tuple[Config, dict[str, Sequence[int]]]:
+    """The config of a model with some tokens alone, and the rows that are left of its tables.
+
+    A table may have rows for the first tokens only, as that of embeddings for each layer has in
+    Gemma 3n.
+    """
+    tables = {axis: size for axis, size in source.sizes.items() if axis.startswith("vocab")}
+    left = {axis: kept[: bisect_left(kept, size)] for axis, size in tables.items()}
+    sizes = {**source.sizes, **{axis: len(rows) for axis, rows in left.items()}}
+    new = {token: index for index, token in enumerate(kept)}
+    rows = {
+        name: left[axis]
+        for name, pattern in source.family.patterns(source.config).items()
+        for dimension in pattern.dimensions[:1]
+        for axis in dimension.axes & tables.keys()
+    }
+    return source.family.resized(with_new_ids(source.config, new), sizes), rows
+
+
 @contextmanager
 def _selected(source: Checkpoint, kept: Sequence[int], write: Write | None) -> Iterator[Checkpoint]:
     from growkit.engine.written_config import config_to_write  # imports torch
 
-    family, new = source.family, {token: index for index, token in enumerate(kept)}
-    sizes = {**source.sizes, "vocab": len(kept)}
-    planned = family.resized(with_new_ids(source.config, new), sizes)
-    patterns = family.patterns(source.config).items()
-    rows = {name: kept for name, pattern in patterns if "vocab" in pattern.dimensions[0].axes}
+    planned, rows = with_tokens(source, kept)
     with temporary("tokens") as folder:
         for name in {*source.opened.carried(), *source.opened.code()}:
             source.opened.copy(name, folder)

@@ -15,7 +15,7 @@ from growkit.base.errors import InputError
 from growkit.base.options import Option
 from growkit.base.units import size
 from growkit.extras.shrinking.selecting import Selected
-from growkit.extras.shrinking.token_ids import ids_in, with_new_ids
+from growkit.extras.shrinking.token_ids import ids_in
 from growkit.extras.shrinking.tokenizer import (
     Content,
     ids_by_token,
@@ -24,7 +24,7 @@ from growkit.extras.shrinking.tokenizer import (
     read_tokenizer,
     write_trimmed,
 )
-from growkit.extras.shrinking.tokens_left import kept_tokens
+from growkit.extras.shrinking.tokens_left import kept_tokens, with_tokens
 from growkit.model.checkpoint.folder import GENERATION, Folder
 from growkit.model.checkpoint.scratch import in_temporary
 from growkit.model.model import Model
@@ -143,17 +143,15 @@ def _ranges(numbers: Sequence[int]) -> Iterator[str]:
 
 
 def _plan(source: Model, tokens: Tokens) -> Plan:
-    family, config = source.family, source.config
-    sizes = {**source.sizes, "vocab": len(tokens.kept)}
-    transforms: dict[str, Transform] = {}
-    for member in family.members(config):
-        name, (first, *others) = member.name, member.pattern.dimensions
-        assert all("vocab" not in other.axes for other in others), "a row is a token"
-        left = Selected(name, tokens.kept, "the rows of the tokens that are left")
-        transforms[name] = left if "vocab" in first.axes else Kept(name)
-    new = {number: index for index, number in enumerate(tokens.kept)}
-    resized = family.resized(with_new_ids(config, new), sizes)
-    return Plan.checked(source, resized, transforms, tokens=tokens)
+    config, rows = with_tokens(source, tokens.kept)
+    why = "the rows of the tokens that are left"
+    transforms: dict[str, Transform] = {
+        member.name: Selected(member.name, rows[member.name], why)
+        if member.name in rows
+        else Kept(member.name)
+        for member in source.family.members(source.config)
+    }
+    return Plan.checked(source, config, transforms, tokens=tokens)
 
 
 def _differences(

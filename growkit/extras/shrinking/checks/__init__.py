@@ -1,0 +1,1 @@
+"""Checks of the proof for smaller models."""
