@@ -285,22 +285,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--inputs", type=int, help="how many odd files tests/fuzz makes")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Keep n cases of a test marked ``sampled(n, *ids)``, these and others chosen by its name.
+
+    Before there are tests of them: most of the time that collecting takes is theirs.
+    """
+    yield
+    mark, cases = metafunc.definition.get_closest_marker("sampled"), metafunc._calls
+    if mark and cases and not metafunc.config.getoption("--all"):
+        count, *ids = mark.args
+        chosen = [case.id for case in cases if case.id in ids]
+        rest = [case.id for case in cases if case.id not in chosen]
+        few = min(max(count, 1) - len(chosen), len(rest))
+        chosen += random.Random(metafunc.definition.nodeid).sample(rest, few)
+        cases[:] = [case for case in cases if case.id in chosen]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep n cases of a test marked ``sampled(n, *ids)``, these and others chosen by its name."""
-    if config.getoption("--all"):
-        return
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("sampled"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out: set[pytest.Item] = set()
-    for name, of_one in cases.items():
-        count, *ids = of_one[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
-        chosen = [item for item in of_one if item.name.partition("[")[2][:-1] in ids]
-        rest = [item for item in of_one if item not in chosen]
-        chosen += random.Random(name).sample(rest, min(count - len(chosen), len(rest)))
-        left_out.update(set(of_one) - set(chosen))
-    config.hook.pytest_deselected(items=[*left_out])
+    """Leave out tests marked ``sampled(0)``."""
+    marks = [] if config.getoption("--all") else [i.get_closest_marker("sampled") for i in items]
+    left_out = [item for item, mark in zip(items, marks, strict=False) if mark and not mark.args[0]]
+    config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 
 
