@@ -12,7 +12,7 @@ from tests.conftest import listed
 KINDS = listed("architectures", "kinds")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_copy_is_preserved_and_a_fault_is_caught(kind: str, tmp_path: Path) -> None:
     try:

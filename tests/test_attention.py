@@ -139,6 +139,7 @@ def test_packed_texts_are_kept_apart_from_a_cache() -> None:
 # --- Caches ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", CACHED)
 def test_a_static_cache(variant: str) -> None:
     model, ids = build(**CACHED[variant], pad_token_id=0), tokens((2, 11))

@@ -33,7 +33,7 @@ def balanced(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stated", [True, False])
 @pytest.mark.parametrize(
     "kind",

@@ -473,7 +473,7 @@ def a_width_that_the_class_rounds(tmp_path: Path) -> None:
     assert relative_error(source, out) < 1e-12
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "check",
     [

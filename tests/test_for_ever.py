@@ -74,7 +74,7 @@ def made(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number]["kind"])
 def test_a_recipe_makes_what_it_made(number: int, tmp_path: Path) -> None:
     assert made(CASES[number], tmp_path) == CASES[number]

@@ -305,7 +305,7 @@ def follow(source: Path, steps: tuple[Step, ...]) -> tuple[Path, str]:
         return source, str(refusal)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("drawn", range(len(STEPS) + 60))
 @pytest.mark.parametrize("layout", [*FOREIGN, "diffllama"])
 def test_every_layout_is_a_source_of_every_step(layout: str, drawn: int, tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_there_are_hundreds() -> None:
     assert all(mistake.named for mistake in MISTAKES)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_the_answer_takes_less_than_a_second(mistake: Mistake, place: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(place, tmp_path / "here")

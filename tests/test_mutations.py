@@ -491,7 +491,7 @@ def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path
     assert result.sections.weights.recovered
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("fault", "pair", "manifest"), cases(True) + cases(False))
 def test_a_fault_is_found(
     fault: Fault, pair: str, manifest: bool, spoiled: Callable[..., tuple[Path, Path]]
@@ -549,7 +549,7 @@ def test_saved_again(pair: str, pairs: Callable[[str], Path], tmp_path: Path) ->
     assert result.sections.weights.recovered
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [*range(200), 979])  # on 979 another prompt rounds worst
 def test_sound_pairs(seed: int, tmp_path: Path) -> None:
     check_sound(seed, tmp_path)

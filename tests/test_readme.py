@@ -213,7 +213,7 @@ def workplace(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Workplace(models)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("block", of("sh"), ids=str)
 def test_commands_run_as_printed(block: Block, workplace: Workplace) -> None:
     for words in block.commands():
@@ -245,6 +245,7 @@ def is_quoted(block: Block) -> bool:
     return bool(quoted)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block", of("yaml"), ids=str)
 def test_recipes_run_as_printed(block: Block, workplace: Workplace) -> None:
     """A description of a family is one that growkit takes."""

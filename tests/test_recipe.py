@@ -44,7 +44,7 @@ KINDS = {"hybrid-deeper": "qwen3"}
 """The sources of recipes that are not for Llama."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_every_shipped_recipe_runs(name: str, make: Make, tmp_path: Path) -> None:
     file = shipped_recipe(name)

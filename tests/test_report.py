@@ -420,6 +420,7 @@ def test_a_limit_turns_a_loss_into_an_exit_code(
     assert "KL" in words(limited)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("limit", "rank"), [(1e-9, 1), (None, 4)])
 def test_a_report_names_its_output_and_warns(
     place: Path, tmp_path: Path, limit: float | None, rank: int

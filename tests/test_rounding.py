@@ -112,6 +112,7 @@ def test_what_only_the_dtype_computes_worse(
         assert kept
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("length", "compared"), [(2, False), (15, False), (16, True)])
 def test_few_tokens_show_no_inflation(length: int, compared: bool, pair: tuple[Path, Path]) -> None:
     result = growkit.verify(*pair, prompts=2, length=length)

@@ -151,14 +151,14 @@ def spoiled(pair: Recipe, folder: Path, spoil: Callable[[Tensors], Any]) -> Reci
     return replace(pair, output=str(target))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_found(fault: Callable[[Tensors], Any], pair: Recipe, tmp_path: Path) -> None:
     assert compared(pair).lost is None
     assert compared(spoiled(pair, tmp_path, fault)).lost == BASE
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_base_that_fits_worse_updates_is_found(scope: str, pair: Recipe, tmp_path: Path) -> None:
     """Only what is left over can show it."""

@@ -70,7 +70,7 @@ def assert_same_model(source: Path, back: Path) -> None:
     assert first == second
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", sorted({*CONFIGS, *DENSE}))
 def test_a_growth_is_undone_bit_for_bit(kind: str, seed: int, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ LAST = ("down_proj.weight", "fc2.weight", "mlp.c_proj.weight", "mlp.dense_4h_to_
 """Endings of the names of the last matrices of MLPs."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(
     "kind", ["diffllama", "gemma", "gpt2", "gpt_neox", "llama", "opt", "phi3", "qwen3_5_text"]

@@ -330,7 +330,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].part}-{c[0].name}-{c[1]}-{c[2]}")
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 def test_a_difference_is_named(
     case: tuple[Tampering, str, bool, int], pairs: Path, tmp_path: Path
 ) -> None:

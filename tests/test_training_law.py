@@ -169,7 +169,7 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("engine", FORMATS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_training_continues_as_that_of_the_source(engine: str, case: Case, tmp_path: Path) -> None:
     """Where the law reaches, from the engine's files; else it says why not, and the proof knows."""
     pair = Pair.of(case, tmp_path, engine)

@@ -170,7 +170,7 @@ MERGES = "a0: &a0 {k: v}\n" + "".join(
 )
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -100,7 +100,7 @@ SOURCES = {
 PAIRS = [(upgrade, kind) for upgrade, kinds in SOURCES.items() for kind in kinds]
 
 
-@pytest.mark.sampled(3, "hyper-connections-mixtral-8")  # whose head is the embedding
+@pytest.mark.sampled(2, "hyper-connections-mixtral-8")
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.parametrize(("upgrade", "kind"), PAIRS)
 def test_an_upgrade_changes_nothing_and_learns(
@@ -233,7 +233,7 @@ def with_few_components(folder: Path, config: dict[str, Any], choose: Random) ->
     return 1 + latent + 2 * sum(counts), ",".join(map(str, counts))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "granite"])
 def test_latents_hold_all_components_that_they_have_room_for(
@@ -263,6 +263,7 @@ def test_latents_hold_all_components_that_they_have_room_for(
     assert relative_error(source, smaller) > 1e-6  # the control
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("upgrade", "after"),
     [

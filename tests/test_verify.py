@@ -147,7 +147,7 @@ def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Pat
     assert result["kept"]  # the gradients and everything after the control are of sound weights
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("module", "limit", "sentence"),
     [(control, "FAULT", "no verdict: "), (limits, "NATIVE_MARGIN", "not preserved: in float32")],

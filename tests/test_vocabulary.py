@@ -159,6 +159,7 @@ def with_token_beyond(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_what_is_left_keeps_its_logits_and_its_pieces(kind: str, tmp_path: Path) -> None:
     tied = kind in ("byte-fallback", "word-piece")
@@ -204,6 +205,7 @@ def trimmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     source, text = with_token_beyond(with_tokenizer(place / "source", "bpe")), place / "text"
     text.write_text("<|endoftext|>".join(DOCUMENTS), "utf-8")
     result = growkit.shrink(source, place / "out", vocab_of=text, verify=QUICK)
+    assert result["kept"]
     assert "of its softmax" in result["verification"]["reason"]
     return source, place / "out"
 
@@ -232,7 +234,6 @@ def test_a_fault_in_what_is_left_is_noticed(
 ) -> None:
     source, out = trimmed
     copied = shutil.copytree(out, tmp_path / "out")
-    assert growkit.verify(source, copied, QUICK)["kept"]
     named = spoil(copied)
     verdict = growkit.verify(source, copied, QUICK)
     assert not verdict["kept"]

@@ -360,7 +360,7 @@ WRAPPED: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", WRAPPED)
 def test_names_with_parts_of_wrappers(how: str, make: Make, tmp_path: Path) -> None:
     plain = make("llama", shard_size="8KB")
