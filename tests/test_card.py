@@ -108,22 +108,12 @@ def test_names_are_published_and_no_paths(kind: str, place: Path) -> None:
 
 def test_sentences_are_published_without_paths(place: Path) -> None:
     """Verdicts and notes may name folders, also those of work in progress."""
-    manifest = manifest_of(place, "large")
     source, target = place / "my models" / "secret", place / "out" / ".large.x1" / "config.json"
-    proof = manifest["verification"]
-    proof["reason"] = (
-        f"preserved: all; the code in {source} (a.py) and {target} and "
-        "'/var/tmp/growkit-abc/reload/x.py' differ"
-    )
-    proof["sections"]["modes"]["modes"][0]["note"] = (
-        f"{source}/x.json cannot be read, C:\\Users\\me\\x too"
-    )
     public = without_paths([str(source), str(place / "out" / "large")])
-    card = model_card(manifest | {"verification": public(proof)})
-    for private in (str(place), place.name, "my models", "/var", "reload/", "Users"):
-        assert private not in card
-    assert str(place) in model_card(manifest | {"verification": proof})  # the control
-    assert "the code in secret (a.py) and config.json and 'x.py' differ" in card
+    said = f"the code in {source} (a.py) and {target} and '/var/tmp/growkit-abc/reload/x.py' differ"
+    told = public({"reason": said, "modes": [{"note": f"{source}/x.json, C:\\Users\\me\\x too"}]})
+    assert told["reason"] == "the code in secret (a.py) and config.json and 'x.py' differ"
+    assert not re.search("my models|Users", str(told["modes"]))
 
 
 def test_a_manifest_is_a_recipe_where_its_folder_was_moved(
@@ -287,13 +277,8 @@ def test_cards_of_sources_may_be_odd(head: str, data: Any, tmp_path: Path, make:
 
 def test_names_are_refused_where_the_hub_does() -> None:
     choose, verdicts = random.Random(0), set()
-    for name in [
-        "a/b",
-        "a--b/c",
-        "a/",
-        "",
-        *("".join(choose.choices("ab-._/", k=6)) for _ in range(60)),
-    ]:
+    drawn = ["".join(choose.choices("ab-._/", k=6)) for _ in range(60)]
+    for name in ["a/b", "a--b/c", "a/", "", *drawn]:
         try:
             validate_repo_id(name)
             theirs = name.count("/") == 1  # a folder may have a name without an organisation

@@ -121,20 +121,6 @@ def test_a_tied_head_that_is_stored_again(make: Make, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize(
-    ("stored", "dtype"), [(torch.bfloat16, "float32"), (torch.float32, "float64")], ids=str
-)
-def test_a_wider_dtype(stored: torch.dtype, dtype: str, make: Make, tmp_path: Path) -> None:
-    source = make("llama", dtype=stored)
-    result = growkit.grow(source, tmp_path / "target", hidden="x2", dtype=dtype, verify=None)
-    assert result["dtype"] == dtype
-    config = json.loads((tmp_path / "target" / "config.json").read_text())
-    assert config["dtype"] == dtype
-    tensors = load_file(tmp_path / "target" / "model.safetensors")
-    assert {str(t.dtype) for t in tensors.values()} == {f"torch.{dtype}"}
-    assert relative_error(source, tmp_path / "target") < 1e-12
-
-
 def vocabulary_files() -> set[str]:
     """The names of all files that transformers' tokenizers read."""
     files = Path(transformers.__file__).parent.glob("models/*/tokenization_*.py")

@@ -54,6 +54,7 @@ def test_softmax_becomes_differential(to: str, seed: int, tmp_path: Path) -> Non
     assert relative_error(source, tmp_path / "target") < LIMIT
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("to", "options"),
     [
@@ -144,7 +145,7 @@ def test_an_open_gate_is_the_unified_dint(tmp_path: Path) -> None:
     assert convert(tmp_path / "open", tmp_path / "back", "diff")["promise"] == "different"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(30))
 def test_grouped_diff_becomes_diff(seed: int, tmp_path: Path) -> None:
     config = {"num_attention_heads": 10, "num_noise_heads": 2, "noise_keys": "own"}
@@ -215,6 +216,7 @@ def save(kind: str, seed: int, folder: Path, **more: Any) -> Path:
     return save_random(folder, config, seed, choose.choice([torch.float32, torch.bfloat16]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_softmax_models_become_differential(kind: str, tmp_path: Path) -> None:
     """As a DIFF Transformer without noise heads each comes back with all its tensors."""

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,29 +33,7 @@ def source(sound: Path, tmp_path: Path) -> Path:
     return shutil.copytree(sound, tmp_path / "place" / "source")
 
 
-def expanded(name: str) -> list[str]:
-    """The names behind one with spans, such as ``layers.0–2,5.mlp``."""
-
-    def numbers(part: str) -> list[str]:
-        if not re.fullmatch(r"[\d,–]+", part):
-            return [part]
-        ends = [[int(end) for end in span.split("–")] for span in part.split(",")]
-        return [str(n) for span in ends for n in range(span[0], span[-1] + 1)]
-
-    return [".".join(parts) for parts in product(*map(numbers, name.split(".")))]
-
-
 # What it shows.
-
-
-def test_one_row_for_each_kind_of_tensor(source: Path, tmp_path: Path) -> None:
-    shown = cli("grow", source, tmp_path / "out", *GROW, "--dry-run").stdout
-    plan = growkit.grow(source, tmp_path / "out", hidden="x2", dry_run=True)["plan"]
-    rows = [line.split("│")[0].strip() for line in shown.splitlines() if "│" in line]
-    names = [name for row in rows if "." in row for name in expanded(row)]
-    assert sorted(names) == sorted(line["tensor"] for line in plan)
-    assert len([row for row in rows if "." in row]) == 3 + 9  # outside of layers, and in one
-    assert "model.layers.0–2.mlp.up_proj.weight" in rows
 
 
 def test_the_config_before_and_after(source: Path, tmp_path: Path) -> None:

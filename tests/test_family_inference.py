@@ -27,7 +27,6 @@ from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.families.family import Family, described, families
 from growkit.planning.plan import Planned
 from growkit.planning.recipe import GrowStep
-from growkit.results.schema import json_schema
 from tests.architectures import TYPES, build, config_of, save
 from tests.conftest import (
     cli,
@@ -40,7 +39,7 @@ from tests.conftest import (
     save_random,
 )
 from tests.test_manifests import difference
-from tests.test_python import as_json, wrong
+from tests.test_python import SCHEMA, as_json, wrong
 
 FEW = growkit.Settings(prompts=1, length=12)
 
@@ -356,7 +355,7 @@ def test_a_recipe_names_the_file_of_a_family_that_extends_another(
     arcee: Path, found: growkit.Inference, tmp_path: Path
 ) -> None:
     """As in the documentation."""
-    assert [] in [wrong(as_json(found), each) for each in json_schema()["anyOf"]]
+    assert [] in [wrong(as_json(found), each) for each in SCHEMA["anyOf"]]
     text = (Path(growkit.__file__).parents[1] / "docs" / "reference" / "families.md").read_text()
     (written,) = re.findall(r"```yaml\n(family: Arcee.*?)```", text, re.DOTALL)
     (tmp_path / "mine.yaml").write_text(written)

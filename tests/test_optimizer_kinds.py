@@ -6,6 +6,7 @@ import resource
 import shutil
 import zipfile
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,10 @@ def test_they_go_on_with_what_the_file_says(kind: str, tmp_path: Path) -> None:
     ("decay", "warned"), [(0.1, True), (0.0, False), (torch.tensor(0.1), True)]
 )
 def test_decay_of_an_older_torch_is_taken_for_that_of_adamw_by_name(
-    decay: Any, warned: bool, source: Path, tmp_path: Path
+    decay: Any, warned: bool, source: Path, stepped: Any, tmp_path: Path
 ) -> None:
     """Before 2.7, groups of Adam and of AdamW had the same options."""
-    content = trained(source, 1)[1].state_dict()
+    content = deepcopy(stepped)
     for group in content["param_groups"]:
         del group["decoupled_weight_decay"]
         group["weight_decay"] = decay
@@ -117,10 +118,8 @@ def test_decay_of_an_older_torch_is_taken_for_that_of_adamw_by_name(
     assert ["set decoupled_weight_decay to False" in each for each in warnings] == [True] * warned
 
 
-def test_squares_in_float16_do_not_vanish(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama", **LLAMA)
-    _, optimizer = trained(source, 1)
-    content = optimizer.state_dict()
+def test_squares_in_float16_do_not_vanish(source: Path, stepped: Any, tmp_path: Path) -> None:
+    content = deepcopy(stepped)
     for kept in content["state"].values():
         kept["exp_avg_sq"] = torch.full_like(kept["exp_avg_sq"], 6e-8).half()
         kept["exp_avg"] = kept["exp_avg"].half()
@@ -132,12 +131,11 @@ def test_squares_in_float16_do_not_vanish(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [3, 3.0, torch.tensor(3), torch.tensor([3.0])], ids=repr)
-def test_steps_are_counted_in_any_form(count: Any, source: Path, tmp_path: Path) -> None:
+def test_steps_are_counted_in_any_form(
+    count: Any, source: Path, stepped: Any, tmp_path: Path
+) -> None:
     """torch up to 1.11 counted them in ints, as other engines do."""
-    model = load_strict(source)
-    optimizer = torch.optim.AdamW(model.parameters())
-    step(model, optimizer, 0)
-    content = optimizer.state_dict()
+    content = deepcopy(stepped)
     for kept in content["state"].values():
         kept["step"] = count
     torch.save(content, tmp_path / "state.pt")
@@ -232,14 +230,22 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model") / "source", "llama", **LLAMA)
 
 
-@pytest.mark.parametrize("number", range(len(ILLEGAL)))
-def test_what_is_illegal_is_refused(number: int, source: Path, tmp_path: Path) -> None:
-    """In a sentence, before anything is written; the control is every other test here."""
-    spoil, said = ILLEGAL[number]
+@pytest.fixture(scope="module")
+def stepped(source: Path) -> Any:
+    """The state of AdamW after a step."""
     model = load_strict(source)
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer, 0)
-    content = optimizer.state_dict()
+    return optimizer.state_dict()
+
+
+@pytest.mark.parametrize("number", range(len(ILLEGAL)))
+def test_what_is_illegal_is_refused(
+    number: int, source: Path, stepped: Any, tmp_path: Path
+) -> None:
+    """In a sentence, before anything is written; the control is every other test here."""
+    spoil, said = ILLEGAL[number]
+    content = deepcopy(stepped)
     spoil(content)
     torch.save(content, tmp_path / "state.pt")
     before = folder_bytes(tmp_path)

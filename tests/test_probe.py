@@ -26,10 +26,9 @@ from growkit.extras.probing.views.probe_page import probe_view
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import shipped_recipe
 from growkit.report.saving import page as page_of
-from growkit.results.schema import json_schema
 from growkit.sources import find
 from tests.conftest import cli, flip_bit, listed, save_model, with_tokenizer
-from tests.test_python import as_json, wrong
+from tests.test_python import SCHEMA, as_json, wrong
 from tests.test_report import HOSTILE, OUTSIDE, Tags, poisoned
 
 CPU = torch.device("cpu")
@@ -104,7 +103,7 @@ def test_what_cannot_be_grown_or_is_broken_comes_last(found: growkit.ProbeResult
     for name in ("source", "wide"):
         assert told[name]["lr"] == 3e-3
         assert [loss is None for loss in told[name]["by_lr"]] == [False, True]
-    assert [] in [wrong(as_json(found), each) for each in json_schema()["anyOf"]]
+    assert [] in [wrong(as_json(found), each) for each in SCHEMA["anyOf"]]
     ranked = [each["loss"] for each in found["candidates"][:2]]
     assert ranked == sorted(ranked)
     (pair,) = found["differences"]

@@ -147,7 +147,6 @@ def test_what_a_caller_chose_in_torch_changes_nothing(
         done = growkit.grow(source, tmp_path / "out", hidden="x2", verify=QUICK)
         again = growkit.verify(source, tmp_path / "out", settings=QUICK)
         gated = growkit.convert(source, tmp_path / "dint", "dint", gamma="gated", verify=QUICK)
-        growkit.inspect(tmp_path / "out")
     assert done["kept"]
     assert gated["kept"]
     plain = growkit.verify(source, tmp_path / "out", settings=QUICK)
@@ -208,7 +207,7 @@ def test_results_are_printed_as_by_the_command(
     assert f"promise: {grown.promise}" in printed
     assert grown.verification.reason[:60] in printed
     seen = growkit.inspect(place / "source")
-    assert wrong(as_json(seen), json_schema()["anyOf"][2]) == []
+    assert wrong(as_json(seen), SCHEMA["anyOf"][2]) == []
     seen.family = "\x1b[31mred"
     growkit.show(seen)
     printed = capsys.readouterr().out
@@ -233,6 +232,7 @@ def test_a_report_of_what_is_gone_or_was_not_proved(
 
 
 FILE = Path(growkit.__file__).parents[1] / "docs" / "reference" / "results.schema.json"
+SCHEMA = json_schema()
 KINDS: dict[str, type | tuple[type, ...]] = {
     "string": str,
     "boolean": bool,
@@ -247,7 +247,7 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 def wrong(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
     """Places where a value breaks a schema, for the words of JSON Schema that growkit uses."""
     if "$ref" in schema:
-        schema = json_schema()["$defs"][schema["$ref"].rpartition("/")[2]]
+        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:
         found = [wrong(value, each, place) for each in schema["anyOf"]]
         return min(found, key=len)
@@ -279,11 +279,11 @@ def as_json(value: Any) -> Any:
 
 
 def test_the_file_is_that_of_the_declarations() -> None:
-    assert json.loads(FILE.read_text(encoding="utf-8")) == json_schema()
+    assert json.loads(FILE.read_text(encoding="utf-8")) == SCHEMA
 
 
 def test_every_property_says_what_it_means() -> None:
-    for name, each in json_schema()["$defs"].items():
+    for name, each in SCHEMA["$defs"].items():
         for key, schema in each["properties"].items():
             assert schema.get("description"), f"{name}.{key}"
 
@@ -299,20 +299,20 @@ def verdict(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     settings = growkit.Settings(prompts=2, length=16)
     out = tmp_path_factory.mktemp("made") / "out"
     made = growkit.convert(source, out, to="shared-diff", rank=1, verify=settings)
-    assert wrong(as_json(made), json_schema()["anyOf"][0]) == []
+    assert wrong(as_json(made), SCHEMA["anyOf"][0]) == []
     found: dict[str, Any] = as_json(made["verification"])
     return found
 
 
 def test_results_keep_to_it(source: Path, verdict: dict[str, Any], tmp_path: Path) -> None:
-    assert wrong(verdict, json_schema()["anyOf"][1]) == []
+    assert wrong(verdict, SCHEMA["anyOf"][1]) == []
     dry = growkit.grow(source, tmp_path / "dry", hidden="x2", dry_run=True)
     assert dry["plan"]
-    assert wrong(as_json(dry), json_schema()["anyOf"][0]) == []
+    assert wrong(as_json(dry), SCHEMA["anyOf"][0]) == []
 
 
 def test_what_other_commands_print_keeps_to_it(source: Path, make: Make, tmp_path: Path) -> None:
-    inspected, story, listed, ahead, checked = json_schema()["anyOf"][2:7]
+    inspected, story, listed, ahead, checked = SCHEMA["anyOf"][2:7]
     assert wrong(as_json(growkit.inspect(make("llama"))), inspected) == []
     told = Story(
         growth=growkit.grow(source, tmp_path / "out", ffn="x2", verify=False),
@@ -342,7 +342,7 @@ def test_what_other_commands_print_keeps_to_it(source: Path, make: Make, tmp_pat
 
 
 def test_the_control_sees_what_breaks_it(verdict: dict[str, Any]) -> None:
-    schema = json_schema()["anyOf"][1]
+    schema = SCHEMA["anyOf"][1]
     for path, value in {
         ("kept",): 1,
         ("sections", "logits", "strict_float64", "relative"): "small",

@@ -359,9 +359,6 @@ def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> No
     marks = ("not preserved", "at fault:", "next:", "loss", "source's rounding")
     places = [done.stdout.index(each) for each in marks]
     assert places == sorted(places)
-    told = cli("verify", place / "source", spoiled, "--json", *OPTIONS)
-    assert told.exit_code == 1
-    assert json.loads(told.stdout)["sections"]["logits"]["first_differing_layer"] == 1
     for prompts in (1, 10):  # of 11 predictions each
         amount = ["--prompts", prompts, "--length", "12"]
         done = cli("verify", place / "source", place / "exact", *amount)
@@ -397,11 +394,8 @@ def test_a_limit_turns_a_loss_into_an_exit_code(
     place: Path, tmp_path: Path, lossy: growkit.VerifyResult
 ) -> None:
     """In Python, in a command, and of a recipe."""
-    kl, source, recipe = (
-        lossy.sections.logits.strict_float64.kl_nats_per_token,
-        place / "source",
-        tmp_path / "r",
-    )
+    kl = lossy.sections.logits.strict_float64.kl_nats_per_token
+    source, recipe = place / "source", tmp_path / "r"
     assert lossy.kept
     assert kl
     for limit, kept in ((kl * 0.99, False), (kl * 1.01, True)):
@@ -415,9 +409,6 @@ def test_a_limit_turns_a_loss_into_an_exit_code(
         assert cli("run", recipe, *option).exit_code == code
         made = (output if kept else Path(f"{output}.rejected")) / "growkit.json"
         assert load_recipe(made).verify == growkit.Settings(**QUICK, max_kl=limit)
-    limited = growkit.verify(source, place / "exact", max_kl=1e-6, **QUICK)
-    assert limited.kept
-    assert "KL" in words(limited)
 
 
 @pytest.mark.sampled(1)

@@ -39,11 +39,13 @@ def alter(folder: Path, ending: str) -> str:
     return name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [kind for kind in DENSE if kind != "mistral"])  # see below
 def test_any_dense_model(kind: str, tmp_path: Path) -> None:
     assert upcycle_any(kind, sorted(DENSE).index(kind), tmp_path) < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["mixtral", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3"])
 def test_more_experts_of_any_model(kind: str, tmp_path: Path) -> None:
     assert copy_any(kind, SPARSE.index(kind), tmp_path) < 1e-12
