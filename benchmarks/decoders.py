@@ -30,7 +30,7 @@ from growkit.engine.metrics import error_of
 from growkit.model.families.family import family_of
 from growkit.sources import family_for, find, language_model_inside
 from tests.architectures import TYPES, WINDOW, outcome, save, with_fault
-from tests.conftest import strict_logits
+from tests.models import strict_logits
 
 FILE = Path(growkit.__file__).parents[1] / "benchmarks" / "results" / "decoders.md"
 TITLE = """# Decoders of transformers

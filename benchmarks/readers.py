@@ -25,7 +25,8 @@ from transformers import CONFIG_MAPPING
 
 import growkit
 from growkit.base.errors import InputError
-from tests.conftest import edit_json, load_strict, logits_of, save_random
+from tests.files import edit_json
+from tests.models import load_strict, logits_of, save_random
 from tests.test_published import CONFIGS, save
 
 FILE = Path(growkit.__file__).parents[1] / "benchmarks" / "results" / "readers.md"

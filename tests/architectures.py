@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.long_text_settings import OTHERS, THRESHOLD
-from tests.conftest import listed
+from tests.files import listed
 
 TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 

@@ -18,8 +18,8 @@ from growkit.base.names import NOTHING
 from growkit.cli.catalogue import TIED, catalogue, example, table
 from growkit.model.families.family import family_of
 from growkit.results.growth_result import Abilities, Answer
-from tests.conftest import relative_error, save_random, seeded
 from tests.families import CONFIGS
+from tests.models import relative_error, save_random, seeded
 
 FILE = Path(growkit.__file__).parents[1] / "docs" / "reference" / "families.md"
 BEGIN, END = "<!-- growkit families -->\n", "<!-- end -->\n"

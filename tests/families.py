@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
-from tests.conftest import edit_weights, relative_error, save_random, seeded
+from tests.files import edit_weights
+from tests.models import relative_error, save_random, seeded
 
 Config = dict[str, Any]
 

@@ -24,7 +24,8 @@ from typing import Any
 import growkit
 from growkit.base.errors import InputError
 from growkit.model.checkpoint import publishing
-from tests.conftest import folder_bytes, save_model
+from tests.files import folder_bytes
+from tests.models import save_model
 
 DONE, REFUSED, INTERRUPTED, FAULTY = 0, 2, 130, 99
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.conftest import listed
+from tests.files import listed
 from tests.papers import State, linear, rms_norm
 
 TINY: dict[str, Any] = listed("motif3", "tiny")

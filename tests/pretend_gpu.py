@@ -38,7 +38,8 @@ from growkit.base.errors import InputError
 from growkit.engine.device import find_arithmetic_fault
 from growkit.engine.lending import Lender
 from growkit.proof import logits, mode_results
-from tests.conftest import edit_weights, save_model
+from tests.files import edit_weights
+from tests.models import save_model
 from tests.wrong_arithmetic import (
     KINDS,
     PRODUCTS,

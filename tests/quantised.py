@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.conftest import edit_config, edit_weights
+from tests.files import edit_config, edit_weights
 
 FILE = Path(__file__).with_suffix(".safetensors")
 ROWS, COLUMNS, GROUP = 32, 64, 32

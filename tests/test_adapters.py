@@ -20,18 +20,11 @@ from growkit.engine.strict import strict_float64
 from growkit.extras.adapters.checks.adapter import AdaptedWeights
 from growkit.training import param_groups
 from tests.architectures import config_of
-from tests.conftest import (
-    cli,
-    edit_json,
-    edit_weights,
-    listed,
-    load_strict,
-    save_model,
-    save_random,
-    seeded,
-)
+from tests.commands import cli
 from tests.families import FAMILIES, SIZES, Case, save
+from tests.files import edit_json, edit_weights, listed
 from tests.fuzz.odd import change, odd_safetensors
+from tests.models import load_strict, save_model, save_random, seeded
 from tests.quantised import quantise
 
 peft = pytest.importorskip("peft")

@@ -7,7 +7,7 @@ import pytest
 
 from tests import architectures
 from tests.architectures import TYPES, outcome, save, with_fault
-from tests.conftest import listed
+from tests.files import listed
 
 KINDS = listed("architectures", "kinds")
 

@@ -18,7 +18,9 @@ import torch
 
 from growkit.cli.demo import MODEL
 from growkit.model.checkpoint import writing
-from tests.conftest import cli, edit_weights, folder_bytes, refusal, save_model
+from tests.commands import cli, refusal
+from tests.files import edit_weights, folder_bytes
+from tests.models import save_model
 
 GROW = ("--hidden", "x2")
 UNPROVED = (*GROW, "--no-verify")

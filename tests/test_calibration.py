@@ -20,7 +20,8 @@ from growkit.extras.differential.layouts import read_layout
 from growkit.extras.differential.low_rank import Shared, share, spread, truncated
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Planned
-from tests.conftest import Make, close, listed, load_strict, seeded
+from tests.files import listed
+from tests.models import Make, close, load_strict, seeded
 from tests.test_low_rank import random
 
 INPUTS, OUTPUTS = 24, 8

@@ -15,7 +15,9 @@ import torch
 from transformers import AutoConfig
 
 import growkit
-from tests.conftest import Called, cli, edit_config, save_model, with_tokenizer
+from tests.commands import cli
+from tests.files import Called, edit_config, with_tokenizer
+from tests.models import save_model
 
 MODULES = (
     *("modeling_canary", "configuration_canary", "tokenization_canary", "processing_canary"),

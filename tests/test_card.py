@@ -20,7 +20,9 @@ from growkit.base.names import without_paths
 from growkit.cli.demo import MODEL
 from growkit.planning.recipe import load_recipe
 from growkit.report.saving import model_card
-from tests.conftest import Make, cli, save_model, with_tokenizer
+from tests.commands import cli
+from tests.files import with_tokenizer
+from tests.models import Make, save_model
 
 BASE = "meta-llama/Llama-3.2-1B"
 LONG = re.compile(r"\d\.\d{7,}")

@@ -14,8 +14,10 @@ from growkit.model.families.family import families
 from growkit.pipeline import inspection
 from growkit.planning.operation import operations
 from tests.catalogue import BEGIN, FILE, as_markdown, keeps, outcome, random_model
-from tests.conftest import Make, cli, edit_json, seeded
+from tests.commands import cli
 from tests.families import CONFIGS
+from tests.files import edit_json
+from tests.models import Make, seeded
 from tests.test_python import as_json
 
 COMMAND = """

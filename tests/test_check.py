@@ -12,7 +12,9 @@ import pytest
 
 import growkit
 from growkit.model.checkpoint.publishing import write_json
-from tests.conftest import cli, flip_bit, save_model
+from tests.commands import cli
+from tests.files import flip_bit
+from tests.models import save_model
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.model.checkpoint import writing
 from growkit.model.checkpoint.writing import parse_bytes
-from tests.conftest import Make, edit_json, edit_weights, folder_bytes, relative_error, seeded
+from tests.files import edit_json, edit_weights, folder_bytes
+from tests.models import Make, relative_error, seeded
 
 
 def test_shards_hold_no_more_than_asked(make: Make, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 import growkit
 from growkit.engine.strict import strict_float64
 from tests.architectures import save
-from tests.conftest import edit_json, load_strict, save_model
+from tests.files import edit_json
+from tests.models import load_strict, save_model
 
 QUICK = growkit.Settings(prompts=1, length=16)
 MORE: dict[str, Any] = {"method": "experts", "experts": "x2"}

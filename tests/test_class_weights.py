@@ -20,7 +20,8 @@ from growkit.engine.lending import Lender
 from growkit.engine.strict import strict_float64
 from growkit.model.checkpoint.reading import Checkpoint
 from tests.architectures import TYPES, build, save
-from tests.conftest import edit_weights, listed, same_bits
+from tests.files import edit_weights, listed
+from tests.models import same_bits
 
 QUICK: dict[str, Any] = {"prompts": 2, "length": 16}
 

@@ -24,7 +24,7 @@ from growkit.extras.differential.modeling import (
     configuration_diff_transformer,
     differential_attention,
 )
-from tests.conftest import save_model
+from tests.models import save_model
 from tests.test_modeling import VARIANTS
 
 PADDING = 0

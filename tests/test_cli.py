@@ -17,7 +17,9 @@ from growkit.base.settings import DEVICES
 from growkit.cli.commands import app
 from growkit.planning.operation import operations
 from growkit.planning.recipe import shipped_recipes
-from tests.conftest import Make, cli, folder_bytes, refusal
+from tests.commands import cli, refusal
+from tests.files import folder_bytes
+from tests.models import Make
 
 HEAVY = {"torch", "transformers", "numpy", "safetensors"}
 

@@ -12,16 +12,9 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.model.checkpoint.folder import read_json
-from tests.conftest import (
-    edit_json,
-    edit_weights,
-    load_strict,
-    relative_error,
-    save_model,
-    save_random,
-    seeded,
-)
 from tests.families import FAMILIES, SCALES, llama
+from tests.files import edit_json, edit_weights
+from tests.models import load_strict, relative_error, save_model, save_random, seeded
 from tests.test_group_diff import draw_source
 
 LIMIT = 1e-12

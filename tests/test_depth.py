@@ -17,17 +17,9 @@ from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.families.family import Layer, families, rearranged
 from growkit.operations.growth.depth import arrangement
 from tests import architectures
-from tests.conftest import (
-    Make,
-    edit_config,
-    edit_json,
-    edit_weights,
-    listed,
-    relative_error,
-    save_model,
-    seeded,
-)
 from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
+from tests.files import edit_config, edit_json, edit_weights, listed
+from tests.models import Make, relative_error, save_model, seeded
 
 QUICK = growkit.Settings(prompts=1, length=16)
 FEW = {"prompts": 1, "length": 12}

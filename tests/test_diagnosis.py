@@ -14,7 +14,8 @@ from growkit.base.errors import InputError
 from growkit.extras.formats.checks.diagnosis import Diagnosis, explain_weights
 from growkit.model.checkpoint.format import formats
 from growkit.sources import find
-from tests.conftest import edit_config, edit_weights, save_model
+from tests.files import edit_config, edit_weights
+from tests.models import save_model
 from tests.test_program_logits import MODELS, SETTINGS
 
 State = dict[str, torch.Tensor]

@@ -30,7 +30,9 @@ from transformers import AutoModelForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.model.checkpoint.reading import Checkpoint
-from tests.conftest import Called, folder_bytes, refusal, save_model, seeded
+from tests.commands import refusal
+from tests.files import Called, folder_bytes
+from tests.models import save_model, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -17,8 +17,9 @@ import growkit
 from growkit.model.checkpoint import writing
 from growkit.pipeline.inspection import plan
 from growkit.planning.recipe import GrowStep
-from tests.conftest import Make, cli, save_model
+from tests.commands import cli
 from tests.hub import stand_in
+from tests.models import Make, save_model
 
 GROW = ("--hidden", "x2")
 

@@ -25,7 +25,8 @@ from growkit.algebra.growth_law import copies_in, grow_slice, undo
 from growkit.algebra.splits import Shares
 from growkit.base.axes import Pattern, Role
 from growkit.base.tensors import cut
-from tests.conftest import listed, seeded
+from tests.files import listed
+from tests.models import seeded
 
 NOTATIONS = ["a.b <- c", "c -> a.b", "a", "<- c", "a + b.a <- c", "a.(b + c) <- d", "a, b"]
 NOTATIONS += ["e: c -> a.b", "e: a.b <- c", "c -> a, b"]

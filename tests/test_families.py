@@ -20,18 +20,9 @@ from growkit.base.axes import slopes
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.model.families.family import families, family_of, known_family
-from tests.conftest import (
-    distance,
-    edit_json,
-    edit_weights,
-    listed,
-    load_strict,
-    relative_error,
-    save_model,
-    save_random,
-    seeded,
-)
 from tests.families import DENSE, FAMILIES, SPARSE, Case, grow_any, llama, save, with_base_names
+from tests.files import edit_json, edit_weights, listed
+from tests.models import distance, load_strict, relative_error, save_model, save_random, seeded
 from tests.test_sizes import KINDS
 
 LENGTH = 40

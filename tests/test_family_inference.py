@@ -28,16 +28,9 @@ from growkit.model.families.family import Family, described, families
 from growkit.planning.plan import Planned
 from growkit.planning.recipe import GrowStep
 from tests.architectures import TYPES, build, config_of, save
-from tests.conftest import (
-    cli,
-    edit_config,
-    edit_json,
-    edit_weights,
-    listed,
-    relative_error,
-    save_model,
-    save_random,
-)
+from tests.commands import cli
+from tests.files import edit_config, edit_json, edit_weights, listed
+from tests.models import relative_error, save_model, save_random
 from tests.test_manifests import difference
 from tests.test_python import SCHEMA, as_json, wrong
 

@@ -22,7 +22,8 @@ from growkit.model.families.family import family_of
 from growkit.planning.plan import Lineage, Plan
 from growkit.proof.files import compare_with_plan
 from growkit.proof.sidecars import changed_sidecars, same_ids
-from tests.conftest import Make, edit_json, listed, save_model
+from tests.files import edit_json, listed
+from tests.models import Make, save_model
 
 SETTINGS: dict[str, Any] = listed("folder", "settings")
 CLASSES = ["PreTrainedTokenizerFast", "LlamaTokenizer"]

@@ -19,7 +19,8 @@ from transformers import CONFIG_MAPPING
 
 import growkit
 from growkit.planning.recipe import parse_recipe
-from tests.conftest import edit_weights, save_random
+from tests.files import edit_weights
+from tests.models import save_random
 
 RECORDED = Path(__file__).with_name("recorded.jsonl")
 CASES = [json.loads(line) for line in RECORDED.read_text("utf-8").splitlines()]

@@ -24,8 +24,10 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.model.checkpoint.format import formats
 from growkit.sources import find
-from tests.conftest import cli, edit_config, edit_weights, listed, relative_error, save_model
+from tests.commands import cli
 from tests.converted import BLOCKS, EXPERTS, FILES, MODELS, OF_TORCHTUNE, save_source
+from tests.files import edit_config, edit_weights, listed
+from tests.models import relative_error, save_model
 
 QUICK = growkit.Settings(prompts=2, length=16)
 GEMMA = {

@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM
 import growkit
 from growkit.cli.demo import held_out_text
 from growkit.training import AssertPreserved, assert_preserved
-from tests.conftest import save_model, with_tokenizer
+from tests.files import with_tokenizer
+from tests.models import save_model
 
 pytest.importorskip("accelerate")
 from examples import continue_training, grow_on_many_ranks

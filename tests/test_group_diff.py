@@ -22,7 +22,8 @@ from growkit.extras.differential.modeling.configuration_diff_transformer import 
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.families.family import family_of
 from growkit.model.model import Headers
-from tests.conftest import edit_config, relative_error, save_model, seeded
+from tests.files import edit_config
+from tests.models import relative_error, save_model, seeded
 
 
 def draw_source(choose: Random) -> tuple[str, dict[str, Any], dict[str, int]]:

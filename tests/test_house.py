@@ -22,7 +22,9 @@ from growkit.model.families.family import families as all_families
 from growkit.model.families.family import family_of
 from growkit.operations import conversions, growth
 from growkit.planning.operation import operations
-from tests.conftest import cli, edit_config, edit_weights, relative_error, save_model
+from tests.commands import cli
+from tests.files import edit_config, edit_weights
+from tests.models import relative_error, save_model
 
 METHOD = """
 from growkit.operations.growth.copying import CopyMethod

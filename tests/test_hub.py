@@ -11,8 +11,10 @@ from huggingface_hub import constants
 import growkit
 from growkit.base.errors import InputError
 from growkit.sources import address_of, find
-from tests.conftest import cli, folder_bytes, listed, save_model
+from tests.commands import cli
+from tests.files import folder_bytes, listed
 from tests.hub import StandIn, stand_in
+from tests.models import save_model
 
 QUICK = growkit.Settings(prompts=1, length=8)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from growkit.engine.strict import strict_float64
 from growkit.extras.differential.modeling import differential_attention, modeling_diff_transformer
 from tests import papers
-from tests.conftest import distance
+from tests.models import distance
 from tests.test_modeling import CACHED, VARIANTS, build, left_padded, tokens
 from tests.test_series import GAMMA, SCALING, Case, drawn
 

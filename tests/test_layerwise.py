@@ -20,7 +20,8 @@ from growkit.engine.transformers_class import load_model
 from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
 from growkit.model.checkpoint.reading import Checkpoint
 from tests.architectures import TYPES, save
-from tests.conftest import Make, close, listed, save_model, seeded
+from tests.files import listed
+from tests.models import Make, close, save_model, seeded
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = listed("layerwise", "variants")
 EXPERTS = ["mixtral", "granitemoe", "gpt_oss", "deepseek_v3", "llama4_text"]

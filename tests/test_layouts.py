@@ -24,16 +24,8 @@ from growkit.extras.differential.modeling.modeling_diff_transformer import (
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests import families
 from tests import layouts_reference as reference
-from tests.conftest import (
-    TOKENS,
-    distance,
-    edit_weights,
-    listed,
-    randomise,
-    save_model,
-    seeded,
-    strict_logits,
-)
+from tests.files import edit_weights, listed
+from tests.models import TOKENS, distance, randomise, save_model, seeded, strict_logits
 
 LIMIT = 1e-12
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

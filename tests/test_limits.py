@@ -14,7 +14,7 @@ from growkit.engine.metrics import Distance
 from growkit.proof.logits import Strict
 from growkit.report.proof_page import proof_view
 from growkit.report.saving import page
-from tests.conftest import listed
+from tests.files import listed
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
 UP, DOWN = (math.nextafter(0.25, side) for side in (1, 0))

@@ -16,7 +16,8 @@ from growkit.base.errors import InputError
 from growkit.engine.loader import loading
 from growkit.model.checkpoint import writing
 from growkit.model.checkpoint.reading import Checkpoint
-from tests.conftest import Make, edit_config, edit_weights
+from tests.files import edit_config, edit_weights
+from tests.models import Make
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 

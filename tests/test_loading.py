@@ -24,8 +24,9 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.distributed import GrownStorageReader
 from growkit.extras.loading.grown_target import Grown, StateEntry
-from tests.conftest import edit_weights, flip_bit, load_strict, same_bits, save_model
+from tests.files import edit_weights, flip_bit
 from tests.fsdp import on_ranks
+from tests.models import load_strict, same_bits, save_model
 from tests.test_optimizer_state import FLAT, load_distributed, save_distributed, trained
 
 RANKS = 4

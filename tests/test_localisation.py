@@ -14,7 +14,8 @@ from growkit.model.families.family_parts import component_of
 from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
 from growkit.proof.side_by_side import stages_of
 from growkit.results.proof_result import VerifyResult
-from tests.conftest import edit_weights, listed, save_model, seeded
+from tests.files import edit_weights, listed
+from tests.models import save_model, seeded
 
 QUICK = {"prompts": 1, "length": 12}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 2, "intermediate_size": 8}

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 import growkit
 from tests.architectures import save
-from tests.conftest import distance, edit_weights, listed, load_strict, logits_of, same_bits
+from tests.files import edit_weights, listed
+from tests.models import distance, load_strict, logits_of, same_bits
 
 FEW = growkit.Settings(prompts=1, length=24)
 TOP_K = {"index_topk": 64, "max_position_embeddings": 128}

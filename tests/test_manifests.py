@@ -21,8 +21,9 @@ from growkit.base.errors import InputError
 from growkit.model.checkpoint.publishing import MANIFEST, write_manifest
 from growkit.proof.files import FolderDifferences
 from tests.architectures import save
-from tests.conftest import KINDS, edit_config, edit_json, edit_weights, listed, save_random, seeded
 from tests.families import FAMILIES, IDENTITY, Case, windows
+from tests.files import edit_config, edit_json, edit_weights, listed
+from tests.models import KINDS, save_random, seeded
 from tests.test_tampering import (
     TAMPERINGS,
     add_tokenizer,

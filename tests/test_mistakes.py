@@ -28,7 +28,8 @@ from typer.testing import CliRunner
 import growkit
 from growkit.cli.commands import app
 from growkit.model.checkpoint import writing
-from tests.conftest import Called, edit_weights, save_model, with_tokenizer
+from tests.files import Called, edit_weights, with_tokenizer
+from tests.models import save_model
 
 MAX_SECONDS, LATE_SECONDS = 1.0, 20.0
 """Of computing, before a mistake is answered; and if libraries must be imported to find it."""

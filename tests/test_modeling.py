@@ -29,15 +29,8 @@ from growkit.extras.differential.modeling.modeling_diff_transformer import (
     DiffTransformerForCausalLM,
 )
 from tests import families, papers
-from tests.conftest import (
-    distance,
-    edit_json,
-    listed,
-    randomise,
-    relative_error,
-    save_model,
-    seeded,
-)
+from tests.files import edit_json, listed
+from tests.models import distance, randomise, relative_error, save_model, seeded
 
 LIMIT = 1e-12
 VOCABULARY = 29

@@ -16,7 +16,8 @@ from growkit.engine.transformers_class import load_model
 from growkit.model.families.family import family_of
 from growkit.sources import find
 from tests import motif3_reference as reference
-from tests.conftest import distance, edit_json, edit_weights, seeded, with_tokenizer
+from tests.files import edit_json, edit_weights, with_tokenizer
+from tests.models import distance, seeded
 
 QUICK = growkit.Settings(prompts=1, length=16)
 IDS = torch.randint(29, (19,), generator=torch.Generator().manual_seed(0))

@@ -12,16 +12,8 @@ from transformers import CONFIG_MAPPING, AutoModelForMultimodalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from tests.conftest import (
-    TOKENS,
-    distance,
-    edit_json,
-    edit_weights,
-    listed,
-    load_strict,
-    logits_of,
-    randomise,
-)
+from tests.files import edit_json, edit_weights, listed
+from tests.models import TOKENS, distance, load_strict, logits_of, randomise
 
 QUICK = growkit.Settings(prompts=1, length=12)
 IDS = torch.randint(28, (1, TOKENS), generator=torch.Generator().manual_seed(0))

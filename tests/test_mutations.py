@@ -24,8 +24,9 @@ from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.results.proof_result import VerifyResult
-from tests.conftest import edit_config, edit_json, save_model, seeded
 from tests.families import DTYPES, diffllama, llama
+from tests.files import edit_config, edit_json
+from tests.models import save_model, seeded
 from tests.test_group_diff import draw_factors, draw_source, legal
 
 

@@ -24,7 +24,8 @@ from growkit.extras.formats.distributed_file import CLASSES
 from growkit.extras.optimizer.param_groups import Parameters
 from growkit.extras.optimizer.state import open_state
 from growkit.model.checkpoint.reading import Checkpoint
-from tests.conftest import folder_bytes, load_strict, same_bits, save_model
+from tests.files import folder_bytes
+from tests.models import load_strict, same_bits, save_model
 from tests.test_optimizer_state import (
     FLAT,
     grown,

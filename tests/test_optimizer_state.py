@@ -28,15 +28,9 @@ from growkit.engine.strict import strict_float64
 from growkit.extras.optimizer.param_groups import ParamGroup
 from growkit.extras.optimizer.schedule import grown_schedule, read_schedule
 from growkit.training import hidden_matrices, param_groups
-from tests.conftest import (
-    cli,
-    edit_weights,
-    flip_bit,
-    folder_bytes,
-    load_strict,
-    save_model,
-    train_step,
-)
+from tests.commands import cli
+from tests.files import edit_weights, flip_bit, folder_bytes
+from tests.models import load_strict, save_model, train_step
 
 RATE, DECAY, EPS = 1e-2, 0.1, 1e-6
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)

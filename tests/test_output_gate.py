@@ -13,15 +13,9 @@ import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from tests.conftest import (
-    edit_weights,
-    load_strict,
-    relative_error,
-    save_model,
-    save_random,
-    seeded,
-)
 from tests.families import FAMILIES
+from tests.files import edit_weights
+from tests.models import load_strict, relative_error, save_model, save_random, seeded
 
 QUICK = growkit.Settings(prompts=2, length=24, trainability=True)
 

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, Tra
 
 import growkit
 from growkit.training import AssertPreserved, assert_preserved, keep_stored
-from tests.conftest import Make, edit_json, edit_weights, listed, load_strict, save_model
+from tests.files import edit_json, edit_weights, listed
+from tests.models import Make, load_strict, save_model
 
 QUICK = growkit.Settings(prompts=2, length=12)
 

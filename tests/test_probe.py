@@ -27,7 +27,9 @@ from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import shipped_recipe
 from growkit.report.saving import page as page_of
 from growkit.sources import find
-from tests.conftest import cli, flip_bit, listed, save_model, with_tokenizer
+from tests.commands import cli
+from tests.files import flip_bit, listed, with_tokenizer
+from tests.models import save_model
 from tests.test_python import SCHEMA, as_json, wrong
 from tests.test_report import HOSTILE, OUTSIDE, Tags, poisoned
 

@@ -15,8 +15,10 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.extras.program_logits.results.engine_result import EngineResult
 from growkit.model.checkpoint.writing import sha256
-from tests.conftest import Counted, cli, edit_config, edit_weights, listed, save_model
+from tests.commands import Counted, cli
 from tests.converted import FILES
+from tests.files import edit_config, edit_weights, listed
+from tests.models import save_model
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,

@@ -14,7 +14,8 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.sources import family_for, find
-from tests.conftest import edit_json, relative_error
+from tests.files import edit_json
+from tests.models import relative_error
 
 CONFIGS: dict[str, dict[str, Any]] = {
     (line := json.loads(each))["name"]: line["config"]

@@ -17,8 +17,10 @@ from growkit.base import limits
 from growkit.engine import device
 from growkit.model.checkpoint import publishing
 from growkit.model.checkpoint.publishing import write_whole
-from tests.conftest import cli, flip_bit, folder_bytes, save_model, seeded
+from tests.commands import cli
 from tests.faults import ANYWHERE, PUBLISHING, World, in_child, without_exchange
+from tests.files import flip_bit, folder_bytes
+from tests.models import save_model, seeded
 
 QUICK = growkit.Settings(prompts=1, length=8)
 

@@ -27,7 +27,8 @@ from growkit.results import fields
 from growkit.results.growth_result import Story
 from growkit.results.schema import json_schema
 from tests import reference
-from tests.conftest import Counted, Make, save_model
+from tests.commands import Counted
+from tests.models import Make, save_model
 
 QUICK = growkit.Settings(prompts=1, length=8)
 HOSTILE = "<script>alert('x')</script> & \"more\""

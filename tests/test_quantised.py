@@ -33,16 +33,9 @@ from growkit.base.errors import InputError
 from growkit.engine.class_weights import class_weights
 from growkit.extras.formats.dequantising import Dequantised, Scheme
 from growkit.sources import find
-from tests.conftest import (
-    cli,
-    edit_config,
-    edit_json,
-    edit_weights,
-    listed,
-    relative_error,
-    save_random,
-    seeded,
-)
+from tests.commands import cli
+from tests.files import edit_config, edit_json, edit_weights, listed
+from tests.models import relative_error, save_random, seeded
 from tests.quantised import NAME, cases, quantise
 from tests.test_multimodal import save_whole
 

@@ -30,14 +30,9 @@ from growkit.extras.differential.modeling.configuration_diff_transformer import 
 from growkit.model.checkpoint.folder import read_json
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import ConvertStep, Recipe
-from tests.conftest import (
-    cli,
-    folder_bytes,
-    load_strict,
-    relative_error,
-    save_model,
-    with_tokenizer,
-)
+from tests.commands import cli
+from tests.files import folder_bytes, with_tokenizer
+from tests.models import load_strict, relative_error, save_model
 
 LIMIT = 1e-12
 TEXT = "Nothing is lost when a model grows: every weight is split, and the parts sum to it. " * 40

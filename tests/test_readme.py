@@ -41,7 +41,8 @@ from growkit.cli.demo import MODEL, held_out_text
 from growkit.model.families.family import described, families
 from growkit.planning.recipe import shipped_recipe
 from tests import reference
-from tests.conftest import save_model, with_tokenizer
+from tests.files import with_tokenizer
+from tests.models import save_model
 from tests.quantised import quantise
 from tests.test_program_logits import as_run
 

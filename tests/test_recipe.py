@@ -14,7 +14,9 @@ from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.planning.recipe import GrowStep, Recipe, load_recipe, shipped_recipe, shipped_recipes
 from tests import motif3_reference
-from tests.conftest import Make, cli, with_tokenizer
+from tests.commands import cli
+from tests.files import with_tokenizer
+from tests.models import Make
 from tests.test_motif3 import random_model
 
 GOOD = """

@@ -19,7 +19,9 @@ from growkit.report.proof_page import glance, proof_view
 from growkit.report.saving import page
 from growkit.report.terminal import training_hint
 from growkit.results.proof_result import next_step
-from tests.conftest import cli, edit_weights, save_model
+from tests.commands import cli
+from tests.files import edit_weights
+from tests.models import save_model
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\ud800\u202e\u2066\x9b"
 VOID = {"wbr", "meta", "br", "hr", "img", "link", "input"}

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
 import growkit
-from tests.conftest import save_model
+from tests.models import save_model
 
 WIDTH = 128
 """Of the target, whose layers alone are at fault."""

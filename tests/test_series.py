@@ -35,7 +35,7 @@ from growkit.extras.differential.modeling.differential_attention import (
     integral_series,
 )
 from growkit.results.proof_result import Finding, SeriesError
-from tests.conftest import seeded
+from tests.models import seeded
 from tests.test_modeling import CACHED, VOCABULARY, build, distance, left_padded, tokens
 
 SCALING = 0.3

@@ -22,7 +22,8 @@ from growkit.extras.differential.low_rank import HeadGroups
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.proof.weights import Origin, Recovered, compare_weights
-from tests.conftest import edit_weights, save_model, seeded, with_tokenizer
+from tests.files import edit_weights, with_tokenizer
+from tests.models import save_model, seeded
 from tests.test_mutations import swap
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

@@ -14,15 +14,7 @@ from transformers import AutoModelForCausalLM
 import growkit
 from growkit import GrowStep, Recipe
 from tests import architectures
-from tests.conftest import (
-    edit_weights,
-    random_ids,
-    refusal,
-    relative_error,
-    same_bits,
-    save_model,
-    seeded,
-)
+from tests.commands import refusal
 from tests.families import (
     CONFIGS,
     DENSE,
@@ -33,6 +25,8 @@ from tests.families import (
     dense_config,
     save_lively,
 )
+from tests.files import edit_weights
+from tests.models import random_ids, relative_error, same_bits, save_model, seeded
 
 QUICK = growkit.Settings(prompts=2, length=24)
 

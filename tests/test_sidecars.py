@@ -20,7 +20,8 @@ from growkit.engine import prompts
 from growkit.engine.prompts import PROBES, load_tokenizer
 from growkit.model.checkpoint.scratch import temporary
 from growkit.results.proof_result import VerifyResult
-from tests.conftest import edit_config, edit_json, save_model
+from tests.files import edit_config, edit_json
+from tests.models import save_model
 from tests.test_multimodal import save_whole
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}

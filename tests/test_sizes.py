@@ -17,16 +17,9 @@ from growkit.base.errors import InputError
 from growkit.engine.recipe_planning import change
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import GrowStep
-from tests.conftest import (
-    Make,
-    edit_weights,
-    folder_bytes,
-    relative_error,
-    save_model,
-    save_random,
-    seeded,
-)
 from tests.families import FAMILIES, Case, Kind, save, softmax
+from tests.files import edit_weights, folder_bytes
+from tests.models import Make, relative_error, save_model, save_random, seeded
 
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 """What one rounding of weights may do to the logits of such small models."""

@@ -27,8 +27,9 @@ from growkit.model.families.family import family_of
 from growkit.model.model import Headers
 from growkit.planning import plan
 from growkit.planning.recipe import Recipe, parse_recipe
-from tests.conftest import SIZES, Make, edit_weights, folder_bytes, same_bits, save_random, seeded
+from tests.files import edit_weights, folder_bytes
 from tests.fuzz.targets import any_operation, chosen_options
+from tests.models import SIZES, Make, same_bits, save_random, seeded
 from tests.test_sizes import KINDS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")

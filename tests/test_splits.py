@@ -17,7 +17,7 @@ from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, split
 from growkit.base.axes import Role
 from growkit.base.tensors import cut
 from growkit.training import param_groups
-from tests.conftest import Make, load_strict, train_step
+from tests.models import Make, load_strict, train_step
 
 AMPLITUDES = [0.0, 0.01, Shares(10.0).amplitude, 0.5]
 EVERY_BYTE = torch.arange(256, dtype=torch.uint8)

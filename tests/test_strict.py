@@ -18,7 +18,7 @@ from growkit.engine.device import CPU, choose_device, reproducible, settings
 from growkit.engine.forward import Forward
 from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, strict_float64
 from tests.architectures import config_of
-from tests.conftest import KINDS, Make
+from tests.models import KINDS, Make
 
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
 

@@ -17,8 +17,9 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.cli.demo import MODEL
 from growkit.proof.files import FolderDifferences
-from tests.conftest import edit_config, edit_json, edit_weights, listed, save_model, save_random
 from tests.families import FAMILIES
+from tests.files import edit_config, edit_json, edit_weights, listed
+from tests.models import save_model, save_random
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 EVIL = "open('ran', 'w')\nclass LlamaForCausalLM: pass\n"

@@ -36,17 +36,9 @@ from growkit.planning.updates import law_of
 from growkit.proof.weights import origin_of
 from growkit.results.proof_result import TrainingSection
 from growkit.training import param_groups
-from tests.conftest import (
-    Make,
-    cli,
-    distance,
-    edit_json,
-    listed,
-    load_strict,
-    logits_of,
-    save_model,
-    seeded,
-)
+from tests.commands import cli
+from tests.files import edit_json, listed
+from tests.models import Make, distance, load_strict, logits_of, save_model, seeded
 from tests.test_optimizer_state import DECAY, FORMATS, Both, batch, grown, save_torch, step, trained
 
 RATE = 1e-3

@@ -15,7 +15,9 @@ import growkit
 from growkit.base.errors import LONGEST_SENTENCE, InputError
 from growkit.base.parsing import parse_yaml
 from growkit.engine import prompts
-from tests.conftest import cli, edit_config, edit_json, refusal, save_model, with_tokenizer
+from tests.commands import cli, refusal
+from tests.files import edit_config, edit_json, with_tokenizer
+from tests.models import save_model
 
 STEERING = "a\nb\x1b[31m\u202e"
 

@@ -12,16 +12,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 import growkit
 from growkit.engine.strict import strict_float64
 from growkit.training import param_groups
-from tests.conftest import (
-    edit_config,
-    edit_weights,
-    load_strict,
-    relative_error,
-    save_model,
-    save_random,
-    seeded,
-)
 from tests.families import DENSE, FAMILIES, SPARSE, copy_any, save_dense, save_sparse, upcycle_any
+from tests.files import edit_config, edit_weights
+from tests.models import load_strict, relative_error, save_model, save_random, seeded
 
 QUICK = growkit.Settings(prompts=1, length=16)
 EIGHT: dict[str, Any] = {"method": "upcycle", "experts": 8, "top_k": 2}

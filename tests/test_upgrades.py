@@ -19,11 +19,10 @@ from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from growkit.extras.upgrades.modeling_latent_granite import LatentGraniteHeadNorm
 from growkit.model.families.family import families
-from tests.conftest import (
+from tests.families import SIZES, coin, one_of
+from tests.files import edit_json, edit_weights, listed
+from tests.models import (
     distance,
-    edit_json,
-    edit_weights,
-    listed,
     load_strict,
     logits_of,
     relative_error,
@@ -31,7 +30,6 @@ from tests.conftest import (
     save_random,
     seeded,
 )
-from tests.families import SIZES, coin, one_of
 
 QUICK = growkit.Settings(prompts=2, length=24)
 

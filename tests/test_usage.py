@@ -22,7 +22,8 @@ from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
 from growkit.model.checkpoint.scratch import Scratch
 from growkit.proof import mode_results as ways
 from tests.architectures import config_of
-from tests.conftest import Make, edit_weights, listed, relative_error, save_model, save_random
+from tests.files import edit_weights, listed
+from tests.models import Make, relative_error, save_model, save_random
 
 QUICK = {"prompts": 2, "length": 12}
 

@@ -14,7 +14,9 @@ import growkit
 from growkit.base.names import NOTHING
 from growkit.engine.user_code import trust
 from growkit.extras.family_inference import inferring
-from tests.conftest import cli, distance, edit_weights, load_strict, logits_of, refusal
+from tests.commands import cli, refusal
+from tests.files import edit_weights
+from tests.models import distance, load_strict, logits_of
 
 CONFIG = """
 from transformers import PretrainedConfig

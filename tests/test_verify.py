@@ -15,18 +15,12 @@ import growkit
 from growkit.base import limits
 from growkit.base.errors import InputError
 from growkit.base.settings import FEW, LONG, MANY, SHORT, Settings
+from growkit.cli.demo import MODEL
 from growkit.proof import control
 from growkit.results.proof_result import VerifyResult
-from tests.conftest import (
-    MODEL,
-    Make,
-    edit_config,
-    edit_json,
-    edit_weights,
-    folder_bytes,
-    refusal,
-    save_model,
-)
+from tests.commands import refusal
+from tests.files import edit_config, edit_json, edit_weights, folder_bytes
+from tests.models import Make, save_model
 
 QUICK = {"prompts": 2, "length": 12}
 

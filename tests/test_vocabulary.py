@@ -25,18 +25,9 @@ from growkit.cli.demo import held_out_text
 from growkit.extras.shrinking import tokenizer
 from growkit.extras.shrinking.reductions import vocabulary
 from tests import architectures
-from tests.conftest import (
-    cli,
-    distance,
-    edit_config,
-    edit_json,
-    edit_weights,
-    load_strict,
-    logits_of,
-    refusal,
-    same_bits,
-    save_model,
-)
+from tests.commands import cli, refusal
+from tests.files import edit_config, edit_json, edit_weights
+from tests.models import distance, load_strict, logits_of, same_bits, save_model
 
 QUICK = growkit.Settings(prompts=2, length=24)
 CORPUS = [*held_out_text().split("\n\n"), "naïve café — 数字, and so on and on", "x + y = 42 " * 9]

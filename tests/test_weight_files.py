@@ -24,15 +24,8 @@ from growkit.engine.strict import strict_float64
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.weight_file import MAX_HEADER, WeightFile, open_weights
-from tests.conftest import (
-    Called,
-    Make,
-    edit_json,
-    edit_weights,
-    relative_error,
-    same_bits,
-    save_model,
-)
+from tests.files import Called, edit_json, edit_weights
+from tests.models import Make, relative_error, same_bits, save_model
 
 Tensors = dict[str, torch.Tensor]
 UP = "model.layers.0.mlp.up_proj.weight"

@@ -24,17 +24,10 @@ from growkit.proof.files import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
 from growkit.proof.weights import origin_of
 from tests.architectures import KINDS, save
-from tests.conftest import (
-    Make,
-    cli,
-    edit_config,
-    edit_json,
-    edit_weights,
-    listed,
-    save_model,
-    with_tokenizer,
-)
+from tests.commands import cli
 from tests.families import MOE
+from tests.files import edit_config, edit_json, edit_weights, listed, with_tokenizer
+from tests.models import Make, save_model
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 DECIDING = listed("without_manifest", "a setting that no prompt shows")

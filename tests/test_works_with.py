@@ -20,7 +20,7 @@ from growkit.extras.differential.modeling.configuration_diff_transformer import 
 from growkit.extras.differential.modeling.modeling_diff_transformer import (
     DiffTransformerForCausalLM,
 )
-from tests.conftest import listed
+from tests.files import listed
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256,

@@ -24,10 +24,10 @@ from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 
 import growkit
 from growkit.base.settings import Settings
-from tests.conftest import save_random
 from tests.converted import FILES
 from tests.families import FAMILIES
 from tests.fuzz.odd import SEEDS
+from tests.models import save_random
 
 SECRET = b"what lies outside of a model folder is none of its business\n" * 8
 TEXT = b"one two three four five six seven eight nine ten <|endoftext|> two two three ten one\n"

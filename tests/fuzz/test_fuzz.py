@@ -16,13 +16,13 @@ from unittest.mock import patch
 import pytest
 
 from growkit.pipeline import inspection
-from tests.conftest import seeded
 from tests.fuzz import worker as workers
 from tests.fuzz.odd import SEEDS
 from tests.fuzz.places import READERS, Case, corpus
 from tests.fuzz.rules import Answer, judge
 from tests.fuzz.targets import TARGETS, draw, opened
 from tests.fuzz.worker import Tally, Worker, quickly
+from tests.models import seeded
 
 INPUTS, MANY, KEPT = 30, 20_000, 20
 """Odd inputs in the suite and at night, and those of the corpus in the suite."""
