@@ -401,7 +401,6 @@ def test_padding_and_layers_that_are_missing_are_named(tmp_path: Path) -> None:
     result = growkit.verify(source, target, prompts=1, length=12)
     assert not result["kept"]
     assert "self_attn.k_proj.weight of layer 0 holds self_attn.v_proj.weight" in result["reason"]
-    assert result["fault"]["tensor"] == QK[1]
     assert f"the vocabulary has {tokens} tokens in place of {tokens - 8}" in result["reason"]
     target = shutil.copytree(source, tmp_path / "shallow")
     with edit_weights(target) as state:
