@@ -20,6 +20,10 @@ Write = Callable[[Folder], None]
 """Changes copied files; see ``Tokens.write``."""
 
 
+WITH_LOGITS = "unpadded_vocab_size"
+"""The key of the number of tokens that have logits, the first ones; the others fill tables."""
+
+
 def kept_tokens(kept: Sequence[int], write: Write | None = None) -> Tokens:
     """The tokens of a target that has these tokens of its source alone.
 
@@ -46,7 +50,10 @@ def with_tokens(source: Model, kept: Sequence[int]) -> tuple[Config, dict[str, S
         for dimension in pattern.dimensions[:1]
         for axis in dimension.axes & tables.keys()
     }
-    return source.family.resized(with_new_ids(source.config, new), sizes), rows
+    config = source.family.resized(with_new_ids(source.config, new), sizes)
+    if padded := config.get(WITH_LOGITS):
+        config[WITH_LOGITS] = bisect_left(kept, padded)
+    return config, rows
 
 
 @contextmanager

@@ -4,6 +4,8 @@ The rest of the proof renumbers the tokens of the source, as the operation does.
 more of an id than rows of its tables, such as a hash of it, would be changed alike on both sides.
 """
 
+from bisect import bisect_left
+
 import torch
 
 from growkit.base.limits import within
@@ -27,9 +29,10 @@ def compare_tokens_left(pair: Pair, function: Function) -> Section | None:
         state = last_state(source.stages([Call(torch.tensor(kept)[ids])]))
         with source.head() as head:
             logits = head(state)
-        share = 1 - float(logits.softmax(-1)[:, kept].sum(-1).mean())
+        columns = kept[: bisect_left(kept, logits.shape[1])]  # others have no logits
+        share = 1 - float(logits.softmax(-1)[:, columns].sum(-1).mean())
         left = Layerwise(pair.before, torch.float64, place).logits(Call(ids))
-        error = error_of(left, logits[:, kept])
+        error = error_of(left, logits[:, columns])
     limit = function.strict.limit.largest
     of = f"{len(kept)} tokens were compared; the others of the source's {logits.shape[1]} take"
     sentence, advice = f"the logits of {of} {share:.2g} of its softmax", None
