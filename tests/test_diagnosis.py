@@ -174,6 +174,14 @@ MISTAKES: dict[str, tuple[str, Callable[[State], None], str]] = {
         ),
         "w2.weight of layer 1, experts 0, 2 holds another expert of the source",
     ),
+    "stacked experts": (
+        "granitemoe",
+        edited(
+            lambda t: torch.cat([t[:2], t[2].roll(24, 0)[None], t[3:]]),
+            "model.layers.1.block_sparse_moe.input_linear.weight",
+        ),
+        "input_linear.weight of layer 1, expert 2 has its halves exchanged",
+    ),
 }
 
 
@@ -201,7 +209,7 @@ UNSCALED = {"rope_type": "default", "rope_theta": 500000.0}
 
 def source_of(folder: Path, kind: str, seed: int, **config: Any) -> Path:
     """A tiny model; GGUF adds 1 to a Gemma's norms, which has to be exact."""
-    save_model(folder, kind, seed, **{**MODELS[kind], **SIZES, **config})
+    save_model(folder, kind, seed, **{**MODELS.get(kind, {}), **SIZES, **config})
     with edit_weights(folder) as state:
         for name in state if "gemma" in kind else ():
             state[name] = state[name].bfloat16().float()
@@ -366,25 +374,46 @@ def test_an_embedding_that_no_prompt_uses_is_compared(
     assert (told in result["reason"]) is not result["kept"]
 
 
-@pytest.mark.parametrize("scale", [1.0, -1.0])
-@pytest.mark.parametrize(
-    ("kind", "name"), [("mixtral", "down_proj"), ("gpt_oss", "down_proj_bias")]
-)
-def test_an_expert_that_no_prompt_uses_is_compared(
-    tmp_path: Path, kind: str, name: str, scale: float
-) -> None:
-    source = save_model(tmp_path / "source", kind, num_local_experts=64)
+ERNIE = {"moe_num_experts": 64, "moe_layer_start_index": 1, "moe_layer_end_index": 1}
+UNUSED_EXPERTS: dict[str, tuple[str, dict[str, int], str, str]] = {
+    "stored alone": ("mixtral", {}, "block_sparse_moe.experts.7.w2.weight", "experts.down_proj"),
+    "in a router": ("mixtral", {}, "block_sparse_moe.gate.weight", "gate.weight"),
+    "a bias": ("gpt_oss", {}, "mlp.experts.down_proj_bias", "experts.down_proj_bias"),
+    "a choice": (
+        "ernie4_5_moe",
+        ERNIE,
+        "mlp.moe_statics.e_score_correction_bias",
+        "gate.moe_statics.e_score_correction_bias",
+    ),
+}
+"""The numbers of one of 64 experts: the tensor that is stored, and the parameter."""
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("scale", [1.0, 0.99])
+@pytest.mark.parametrize("case", UNUSED_EXPERTS)
+def test_an_expert_that_no_prompt_uses_is_compared(tmp_path: Path, case: str, scale: float) -> None:
+    kind, sizes, stored, name = UNUSED_EXPERTS[case]
+    source = save_model(tmp_path / "source", kind, **(sizes or {"num_local_experts": 64}))
     target = shutil.copytree(source, tmp_path / "target")
     with edit_weights(target) as state:
-        stored = f"model.layers.1.mlp.experts.{name}"
-        if kind == "mixtral":
-            state["model.layers.1.block_sparse_moe.experts.7.w2.weight"] *= scale
-        else:
-            state[stored][7] *= scale
+        tensor = state[f"model.layers.1.{stored}"]
+        (tensor if "experts.7" in stored else tensor.view(64, -1)[7]).mul_(scale)
     result = growkit.verify(source, target, prompts=1, length=4)
     assert result["kept"] is (scale == 1)
-    told = f"1 expert of {stored} (first 7) is not the source's"
+    told = f"1 expert of model.layers.1.mlp.{name} (first 7) is not the source's"
     assert (told in result["reason"]) is not result["kept"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_experts_may_be_in_another_order_with_their_router(tmp_path: Path, kept: bool) -> None:
+    source = save_model(tmp_path / "source", "gpt_oss", num_local_experts=8)
+    target = shutil.copytree(source, tmp_path / "target")
+    with edit_weights(target) as state:
+        for name in state:
+            if ".experts." in name or (".router." in name and kept):
+                state[name] = state[name][[1, 0, *range(2, 8)]].contiguous()
+    assert growkit.verify(source, target, prompts=1, length=4)["kept"] is kept
 
 
 def test_padding_and_layers_that_are_missing_are_named(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from growkit.extras.formats.relations import (
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.model import Derived, Model
 from growkit.proof.check import Check
+from growkit.proof.config_comparison import experts_by_config
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
 from growkit.proof.weights import is_converted
@@ -38,6 +39,9 @@ from growkit.results.proof_result import Finding, Section, counted
 
 NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 """The number of a layer, or of an expert, in the name of a tensor."""
+
+PARAMETER = re.compile(r"\w+(\.(weight|bias))?$")
+"""The name of a parameter, with that of its module if it is only a weight or a bias."""
 
 STEPS = re.compile(r"holds the source's layer that is (\d+) (before|after)")
 """What is said of a tensor that is that of another layer."""
@@ -88,7 +92,7 @@ def explain_weights(before: Checkpoint, after: Checkpoint) -> Diagnosis | None:
     Of two vocabularies, the tokens that both have are compared. It is also None if other tensors
     have other shapes.
     """
-    was, now = _alike(before, after)
+    was, now = map(Unstacked, _alike(before, after))
     one, other = Shortened(was, now), Shortened(now, was)
     names = [name for name in was.tensors if name in now.tensors]
     if any(shape_of(one, name) != shape_of(other, name) for name in names):
@@ -154,6 +158,40 @@ class Shortened(Derived):
             rows = (where[0] if where else None) or slice(None)
             where = slice(*rows.indices(self._rows[name])[:2]), *where[1:]
         return super().read(name, *where)
+
+
+class Unstacked(Derived):
+    """A model with one tensor for each expert, also where the source stacks them."""
+
+    def __init__(self, source: Model) -> None:
+        super().__init__(source)
+        counts = {source.config.get(key) for key in experts_by_config(source.config)[1]}
+        inside = {name.rpartition(".")[0] for name, of in source.tensors.items() if of.shape[2:]}
+        self._stacked = {
+            PARAMETER.sub(rf"{expert}.\g<0>", name): (name, expert)
+            for name, info in source.tensors.items()
+            if info.shape[1:] and info.shape[0] in counts and name.rpartition(".")[0] in inside
+            for expert in range(info.shape[0])
+        }
+        stacked = {name for name, _ in self._stacked.values()}
+        self.tensors = {name: of for name, of in source.tensors.items() if name not in stacked}
+        for name, (stored, _) in self._stacked.items():
+            info = source.tensors[stored]
+            self.tensors[name] = TensorInfo(info.shape[1:], info.dtype)
+        in_files = ((name, self._stacked.get(name, (name, 0))[0]) for name in self.tensors)
+        self.in_blocks = {name for name, stored in in_files if stored in source.in_blocks}
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """See ``Weights``."""
+        if name not in self._stacked:
+            return super().read(name, *where)
+        stored, expert = self._stacked[name]
+        return super().read(stored, slice(expert, expert + 1), *where)[0]
+
+    def cuts(self, name: str) -> int:
+        """See ``Weights``."""
+        stored, expert = self._stacked.get(name, (name, None))
+        return max(super().cuts(stored) - (expert is not None), 0)
 
 
 def _rest(was: Model, now: Model, told: set[str]) -> list[str]:
@@ -495,13 +533,6 @@ RULES: dict[str, Rule] = {
     "has the other sign": lambda tensor, sizes: -tensor,
     "is zero": lambda tensor, sizes: torch.zeros_like(tensor),
     "has its halves exchanged": lambda tensor, sizes: tensor,
-    "has its halves exchanged in every expert": (
-        lambda tensor, sizes: (
-            torch.cat(tensor.chunk(2, 1)[::-1], 1)
-            if tensor.dim() == 3 and tensor.shape[1] % 2 == 0
-            else None
-        )
-    ),
     **{phrase: _rounded(dtype) for phrase, dtype in ROUNDED.items()},
     "is rounded to bfloat16, and then to float16": (
         lambda tensor, sizes: tensor.to(torch.bfloat16).to(torch.float16).double()
