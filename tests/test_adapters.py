@@ -460,10 +460,8 @@ RESIZED: dict[str, dict[str, Any]] = listed("adapters", "resized")
 @pytest.mark.parametrize("how", RESIZED)
 def test_embeddings_that_were_resized_before_training(how: str, tmp_path: Path) -> None:
     """PEFT compares the vocabulary with the base model's, and saves some tensors thrice."""
-    base, source = (
-        save_kind(tmp_path / "base", "tied" if "tied" in how else "llama"),
-        tmp_path / "source",
-    )
+    base = save_kind(tmp_path / "base", "tied" if "tied" in how else "llama")
+    source = tmp_path / "source"
     model = AutoModelForCausalLM.from_pretrained(base)
     model.resize_token_embeddings(32)
     model.save_pretrained(source)

@@ -1,7 +1,6 @@
 """The experiments in ``benchmarks/continual``: what their runs do, count, measure and report."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, MixtralConfig
 
-from benchmarks.continual import ages, models, results, runs
+from benchmarks.continual import models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
 from benchmarks.continual.campaign import Campaign
 from benchmarks.continual.experiment import Experiment, load, names
@@ -182,22 +181,3 @@ def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:
             results.read(file)
     file.write_text(committed + "\n", "utf-8")
     assert len(results.read(file)) == 1
-
-
-def test_the_age_from_which_on_a_growth_leads() -> None:
-    """By hand: halfway between 16 and 64 in the logarithm, before all ages, and after them."""
-    crossed = ages.crossings({16.0: {0: -0.1, 1: 0.1, 2: -0.3}, 64.0: {0: 0.1, 1: 0.2, 2: -0.1}})
-    assert [sign for sign, _ in crossed] == ["from", "always", "never"]
-    assert [math.exp(at) for _, at in crossed] == pytest.approx([32, 16, 64])
-    several = {16.0: {0: 0.1}, 64.0: {0: -0.1}, 256.0: {0: 0.1}}
-    assert math.exp(ages.crossings(several)[0][1]) == pytest.approx(128)
-    ends = {16.0: {0: -0.1}, 64.0: {0: 0.1}, 256.0: {0: -0.1}}
-    assert ages.crossings(ends) == [("until", pytest.approx(math.log(128)))]
-    both = {16.0: {0: -0.1, 1: -0.2}, 64.0: {0: 0.1, 1: 0.2}}
-    assert str(ages.crossing(both)) == "32 (32 to 32)"
-    assert str(ages.crossing({16.0: {0: -0.1}, 64.0: {0: 0.1}})) == "32 (one seed)"
-    some = ages.crossing({16.0: {0: -0.1, 1: 0.2}, 64.0: {0: 0.1, 1: 0.2}})
-    assert str(some) == "32 or less"
-    differs = ages.crossing({16.0: {0: -0.1, 1: -0.2}, 64.0: {0: 0.1, 1: -0.1}})
-    assert str(differs) == "seeds differ, 32 to 64"
-    assert ages.crossing({16.0: {0: 0.1}, 64.0: {1: 0.1}}) is None

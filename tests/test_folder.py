@@ -177,7 +177,7 @@ def test_code_of_an_earlier_version_is_named(
     write_manifest(out, manifest, {})
     if spoil:
         spoil(out)
-    result = growkit.verify(source, out)
+    result = growkit.verify(source, out, prompts=1, length=12)
     assert result.kept == kept
     assert not kept or f"{CODE}" in result["reason"]
 
@@ -194,4 +194,4 @@ def test_classes_of_an_earlier_version_are_in_its_code(
         config["auto_map"]["AutoModelForCausalLM"] = named
     manifest = json.loads((out / "growkit.json").read_text())
     write_manifest(out, manifest, {})
-    assert not growkit.verify(source, out).kept
+    assert not growkit.verify(source, out, prompts=1, length=12).kept

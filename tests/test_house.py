@@ -233,11 +233,8 @@ def test_a_class_of_ones_own_is_one_new_file(tmp_path: Path, add_file: Any) -> N
     """Models are converted to it, and folders with its code load without growkit."""
     add_file(extras, "modeling_twin.py", OWN_CLASS)
     quick = growkit.Settings(prompts=1, length=12)
-    source, twin, out = (
-        save_model(tmp_path / "source", "qwen3"),
-        tmp_path / "twin",
-        tmp_path / "out",
-    )
+    source = save_model(tmp_path / "source", "qwen3")
+    twin, out = tmp_path / "twin", tmp_path / "out"
     assert growkit.convert(source, twin, to="hybrid", verify=quick)["kept"]
     with edit_weights(twin) as tensors:
         tensors["model.gain"] += 0.5

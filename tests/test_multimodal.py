@@ -55,11 +55,8 @@ def test_it_is_grown_alone(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gemma3", "mistral3"])
 def test_it_is_grown_with_an_adapter_of_the_whole(name: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    source, adapter, out = (
-        save_whole(tmp_path / "source", name),
-        tmp_path / "adapter",
-        tmp_path / "out",
-    )
+    source = save_whole(tmp_path / "source", name)
+    adapter, out = tmp_path / "adapter", tmp_path / "out"
     patterns = {"alpha_pattern": {"language_model.*0.*": 5}, "exclude_modules": ".*vision.*"}
     targets = {"gemma3": r".*language_model.*(q|down)_proj", "mistral3": ["lm_head", "o_proj"]}
     config = peft.LoraConfig(r=2, target_modules=targets[name], **patterns)

@@ -258,10 +258,8 @@ def test_a_model_that_was_grown_twice_finds_its_groups_by_name(tmp_path: Path) -
     assert rates == {id(each): group["lr"] for group in by_law for each in group["params"]}
 
 
-WIDER, DEEPER = (
-    growkit.GrowStep("hypercloning", hidden="x2"),
-    growkit.GrowStep("depth", layers="x2"),
-)
+WIDER = growkit.GrowStep("hypercloning", hidden="x2")
+DEEPER = growkit.GrowStep("depth", layers="x2")
 AGAIN = {
     "wider": (WIDER, WIDER),
     "deeper": (WIDER, DEEPER),

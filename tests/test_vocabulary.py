@@ -88,10 +88,8 @@ def unigram() -> Tokenizer:
 
 def word_piece() -> Tokenizer:
     made = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    made.normalizer, made.pre_tokenizer = (
-        normalizers.BertNormalizer(),
-        pre_tokenizers.BertPreTokenizer(),
-    )
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     made.train_from_iterator(
         CORPUS, trainers.WordPieceTrainer(vocab_size=SIZE, special_tokens=SPECIAL)
@@ -265,11 +263,8 @@ def test_tokens_are_named_by_ids_or_by_their_spelling(
 
 
 def test_new_tokens_are_left_out_again(tmp_path: Path) -> None:
-    source, grown, back = (
-        save_model(tmp_path / "source", "llama"),
-        tmp_path / "grown",
-        tmp_path / "back",
-    )
+    source = save_model(tmp_path / "source", "llama")
+    grown, back = tmp_path / "grown", tmp_path / "back"
     growkit.grow(source, grown, vocab=40, hidden="x2", untie=None, verify=False)
     result = growkit.shrink(grown, back, verify=QUICK)
     assert result["kept"], result["verification"]["reason"]
