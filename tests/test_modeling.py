@@ -33,18 +33,8 @@ from tests.files import edit_json, listed
 from tests.models import distance, randomise, relative_error, save_model, seeded
 
 LIMIT = 1e-12
-VOCABULARY = 29
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+VOCABULARY = 29  # of these models
+SIZES: dict[str, Any] = listed("modeling", "sizes")
 INTEGRALS = SWITCHES["integral"]
 CACHED = listed("modeling", "cached")
 VARIANTS = CACHED | {"column mean": {"integral": "column_mean"}}
@@ -213,15 +203,7 @@ SWAPS: dict[str, tuple[str, list[int]]] = listed("modeling", "heads in another o
 @pytest.mark.parametrize("fault", [*FAULTS, *SWAPS])
 def test_the_papers_tell_variants_apart(fault: str) -> None:
     """One switch is thrown, or heads are swapped, for the judge only."""
-    options: dict[str, Any] = {
-        "num_attention_heads": 6,
-        "num_noise_heads": 2,
-        "num_key_value_heads": 4,
-        "lambda_init": [0.6, 0.3],
-        "head_norm_eps": 1e-2,
-        "integral": "causal",
-        "gamma": "gated",
-    }
+    options: dict[str, Any] = listed("modeling", "a model that shows faults")
     if fault == "scope":
         options |= {"qk_projection": "shared", "shared_rank": 2}
     model, ids = build(**options), tokens((2, 9))

@@ -16,23 +16,13 @@ from growkit.engine.transformers_class import load_model
 from growkit.model.families.family import family_of
 from growkit.sources import find
 from tests import motif3_reference as reference
-from tests.files import edit_json, edit_weights, with_tokenizer
+from tests.files import edit_json, edit_weights, listed, with_tokenizer
 from tests.models import distance, seeded
 
 QUICK = growkit.Settings(prompts=1, length=16)
 IDS = torch.randint(29, (19,), generator=torch.Generator().manual_seed(0))
 
-GROWTHS = {
-    "hidden": {"hidden": "x2"},
-    "ffn": {"ffn": "x2", "hidden": "x3"},
-    "experts": {"method": "experts", "experts": "x2"},
-    "layers": {"method": "depth", "layers": "x2"},
-    "a layer": {"method": "depth", "layers": "5"},
-    "signal heads": {"method": "group-diff", "signal_heads": "x2"},
-    "a signal head": {"method": "group-diff", "signal_heads": "num_attention_heads"},
-    "groups": {"method": "group-diff", "signal_heads": "x2", "noise_heads": "x2", "kv_heads": "x2"},
-    "noise heads": {"method": "group-diff", "signal_heads": "x2", "noise_heads": "x2"},
-}
+GROWTHS: dict[str, dict[str, str]] = listed("motif3", "growths")
 
 
 def draw(choose: Random) -> dict[str, Any]:
@@ -137,19 +127,7 @@ def test_a_model_type_may_be_that_of_two_families(tmp_path: Path) -> None:
         growkit.inspect(source)
 
 
-@pytest.mark.parametrize(
-    ("more", "options", "reason"),
-    [
-        ({"mhc_enabled": False}, {"hidden": "x2"}, "several residual streams"),
-        ({"num_shared_experts": 2}, {"hidden": "x2"}, "programs disagree"),
-        (
-            {},
-            {"method": "depth", "place": "1"},
-            "its class derives sliding_attention from the index",
-        ),
-        ({}, {"method": "group-diff", "signal_heads": "9"}, "no multiple of noise_heads"),
-    ],
-)
+@pytest.mark.parametrize(("more", "options", "reason"), listed("motif3", "refused"))
 def test_what_its_class_cannot_compute_is_refused_in_the_plan(
     more: dict[str, Any], options: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:

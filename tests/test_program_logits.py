@@ -20,13 +20,7 @@ from tests.converted import FILES
 from tests.files import edit_config, edit_weights, listed
 from tests.models import save_model
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "vocab_size": 64,
-    "num_hidden_layers": 3,
-    "max_position_embeddings": 128,
-}
+SIZES: dict[str, Any] = listed("engines", "sizes")
 TOKENS = 48
 MODELS: dict[str, dict[str, Any]] = listed("engines", "models")
 

@@ -90,13 +90,8 @@ def sizes_and_kinds_of_layers_change_under_every_name(tmp_path: Path) -> None:
     save(tmp_path / "source", CONFIGS[name])
     inferred = family_for(find(tmp_path / "source"), None)
     family = inferred.description if inferred else None
-    wide = {
-        "block_ff_dim": 192,
-        "block_dim": 64,
-        "conv_dim": 64,
-        "conv_dim_out": 64,
-        "hidden_size": 64,
-    }
+    wide = {**dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out", "hidden_size"), 64)}
+    wide |= {"block_ff_dim": 192}
     heads = {"num_attention_heads": 8, "num_heads": 8, "num_key_value_heads": 4}
     assert changed(tmp_path, name, hidden="x2", family=family) == wide | heads
     written = (tmp_path / "grown" / "config.json").read_bytes()

@@ -315,13 +315,8 @@ def test_results_keep_to_it(source: Path, verdict: dict[str, Any], tmp_path: Pat
 def test_what_other_commands_print_keeps_to_it(source: Path, make: Make, tmp_path: Path) -> None:
     inspected, story, listed, ahead, checked = SCHEMA["anyOf"][2:7]
     assert wrong(as_json(growkit.inspect(make("llama"))), inspected) == []
-    told = Story(
-        growth=growkit.grow(source, tmp_path / "out", ffn="x2", verify=False),
-        opening="a",
-        before="b",
-        after="b",
-        kept_in=None,
-    )
+    growth = growkit.grow(source, tmp_path / "out", ffn="x2", verify=False)
+    told = Story(growth=growth, opening="a", before="b", after="b", kept_in=None)
     assert wrong(as_json(told), story) == []
     (tmp_path / "out" / "config.json").write_text("{}")
     (tmp_path / "out" / "more").touch()

@@ -40,35 +40,8 @@ from tests.quantised import NAME, cases, quantise
 from tests.test_multimodal import save_whole
 
 WEIGHTS = "model.safetensors"
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "dtype": "bfloat16",
-    "tie_word_embeddings": False,
-}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-DEEPSEEK = DeepseekV3Config(
-    **SIZES | EXPERTS | {"num_key_value_heads": 4},
-    q_lora_rank=32,
-    kv_lora_rank=32,
-    qk_nope_head_dim=16,
-    qk_rope_head_dim=16,
-    v_head_dim=16,
-    n_routed_experts=4,
-    n_shared_experts=1,
-    first_k_dense_replace=1,
-    n_group=2,
-    topk_group=1,
-)
+SIZES: dict[str, Any] = listed("quantised", "sizes")
+DEEPSEEK = DeepseekV3Config(**SIZES | listed("quantised", "sizes of DeepSeek-V3"))
 Quantise = Callable[[str, Tensor], dict[str, Tensor]]
 
 

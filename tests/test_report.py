@@ -418,13 +418,8 @@ def test_a_limit_turns_a_loss_into_an_exit_code(
 def test_a_report_names_its_output_and_warns(
     place: Path, tmp_path: Path, limit: float | None, rank: int
 ) -> None:
-    made = growkit.convert(
-        place / "source",
-        tmp_path / "out",
-        "shared-diff",
-        rank=rank,
-        verify=growkit.Settings(**QUICK, max_kl=limit),
-    )
+    asked: Any = {"rank": rank, "verify": growkit.Settings(**QUICK, max_kl=limit)}
+    made = growkit.convert(place / "source", tmp_path / "out", "shared-diff", **asked)
     name = "out.rejected" if limit == 1e-9 else "out"
     assert made.verification
     assert made.output == made.verification.target == str(tmp_path / name)

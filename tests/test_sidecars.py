@@ -104,8 +104,16 @@ def test_the_tokenizer_stays_whatever_the_type(
             "[CLS]",
             "[SEP]",
             "[MASK]",
-            *"abcdefgh",
-            *map("##{}".format, "el"),
+            "a",
+            "b",
+            "c",
+            "d",
+            "e",
+            "f",
+            "g",
+            "h",
+            "##e",
+            "##l",
         ]
         vocabulary = {word: number for number, word in enumerate(words)}
         BertTokenizer(vocab=vocabulary).save_pretrained(source)

@@ -183,12 +183,8 @@ def test_suggested_sizes_can_be_planned(hidden: int, make: Make, tmp_path: Path)
 def test_every_size_is_written_alike(form: Any, make: Make) -> None:
     """A factor in any way, or a number."""
     source = Checkpoint(make("llama", intermediate_size=24))
-    assert (
-        change(GrowStep("hypercloning", {"ffn": form}), source, 0)
-        .plans[-1]
-        .config["intermediate_size"]
-        == 48
-    )
+    plan = change(GrowStep("hypercloning", {"ffn": form}), source, 0).plans[-1]
+    assert plan.config["intermediate_size"] == 48
 
 
 @pytest.mark.sampled(1)

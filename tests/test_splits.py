@@ -134,15 +134,8 @@ def test_moments_of_copies_that_begin_anew_let_even_copies_part(make: Make, tmp_
     moments, parted = {}, {}
     for name in ("copy", "reset"):
         folder = tmp_path / name
-        growkit.grow(
-            source,
-            folder,
-            hidden="x2",
-            symmetry="keep",
-            moments=name,
-            optimizer=source / "optimizer.pt",
-            verify=False,
-        )
+        state: Any = {"optimizer": source / "optimizer.pt", "moments": name}
+        growkit.grow(source, folder, hidden="x2", symmetry="keep", verify=False, **state)
         groups = partial(param_groups, folder=folder, lr=RATE, eps=1e-12, decays=lambda *_: True)
         model, optimizer = trained(folder, groups, folder / "optimizer.pt", 0)
         moments[name] = {n: optimizer.state[p] for n, p in model.named_parameters()}

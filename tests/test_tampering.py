@@ -270,14 +270,8 @@ def make_pairs(folder: Path) -> None:
     add_tokenizer(llama)
     growkit.grow(llama, folder / "llama" / "target", hidden="x2", verify=False)
     diff = save_model(folder / "diff" / "source", "diffllama", head_dim=4)
-    growkit.grow(
-        diff,
-        folder / "diff" / "target",
-        method="group-diff",
-        hidden="x2",
-        signal_heads="x2",
-        verify=False,
-    )
+    heads = {"method": "group-diff", "signal_heads": "x2"}
+    growkit.grow(diff, folder / "diff" / "target", hidden="x2", verify=False, **heads)
     shared = save_model(folder / "bounded" / "source", "diffllama", head_dim=8)
     growkit.convert(shared, folder / "bounded" / "target", to="shared-diff", rank=1, verify=False)
     config = FAMILIES["deepseek_v3"].any(random.Random(0)) | {"first_k_dense_replace": 1}

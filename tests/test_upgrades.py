@@ -409,11 +409,8 @@ def test_streams_that_have_parted_compute_what_the_formulas_say(
         model.model.layers[1].attn_hc.base[-1] += 0.1
     assert distance(expected, logits_of(model, ids[None])) > 1e-6  # the control
     new = type(model)(model.config).model.layers[0].attn_hc  # as DeepSeek-V4 starts
-    assert (new.scale.tolist(), new.base.any(), 0.01 < new.fn.std() < 0.03) == (
-        [1] * 3,
-        False,
-        True,
-    )
+    assert (new.scale.tolist(), bool(new.base.any())) == ([1] * 3, False)
+    assert 0.01 < new.fn.std() < 0.03
     growkit.grow(out, tmp_path / "wider", hidden="x2", verify=False)
     assert relative_error(out, tmp_path / "wider") < 1e-12
 

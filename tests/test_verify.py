@@ -219,11 +219,8 @@ LONGEST = 80
 def grown(folder: Path, **verify: Any) -> tuple[Path, Path, Any]:
     source = save_model(folder / "source", "llama", max_position_embeddings=LONGEST)
     settings = growkit.Settings(**verify)
-    return (
-        source,
-        folder / "out",
-        growkit.grow(source, folder / "out", hidden="x2", verify=settings),
-    )
+    out = folder / "out"
+    return source, out, growkit.grow(source, out, hidden="x2", verify=settings)
 
 
 def tokens(result: Any) -> int:

@@ -22,19 +22,7 @@ from growkit.extras.differential.modeling.modeling_diff_transformer import (
 )
 from tests.files import listed
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "bos_token_id": 255,
-    "eos_token_id": 255,
-    "pad_token_id": 255,
-    "initializer_range": 0.15,
-}
+SIZES: dict[str, Any] = listed("works_with", "sizes")
 VARIANTS: dict[str, dict[str, Any]] = listed("works_with", "variants")
 INT8 = 0.1
 """Largest difference of logits, relative to the logits (norms), that eight bits may make."""
