@@ -154,15 +154,10 @@ def test_a_static_cache(variant: str) -> None:
     assert distance(run(model, ids, attention_mask=mask), padded, mask) < LIMIT
 
     def generate(**options: Any) -> Any:
+        options |= {"return_dict_in_generate": True, "output_scores": True}
         with strict_float64():
             return model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=6,
-                do_sample=False,
-                return_dict_in_generate=True,
-                output_scores=True,
-                **options,
+                ids, attention_mask=mask, max_new_tokens=6, do_sample=False, **options
             )
 
     expected = generate()

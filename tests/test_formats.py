@@ -44,10 +44,10 @@ def tensor_bytes(source: Path, name: str) -> bytes:
     return load_file(source / "model.safetensors")[name].view(torch.int16).numpy().tobytes()
 
 
-def setting(key: str, form: str, value: object) -> Callable[[bytes], bytes]:
+def setting(key: str, form: str, value: object) -> Callable[..., bytes]:
     """Write another value of a setting that has a fixed size."""
 
-    def edit(content: bytes) -> bytes:
+    def edit(content: bytes, *source: Path) -> bytes:
         begin = content.index(key.encode()) + len(key) + 4
         number = struct.pack(f"<{form}", value)
         return content[:begin] + number + content[begin + len(number) :]
@@ -217,26 +217,10 @@ FAULTS: dict[str, tuple[str, Callable[[bytes, Path], bytes], str]] = {
         ),
         "model.embed_tokens.weight does not yield",
     ),
-    "another eps": (
-        "llama",
-        lambda content, source: setting("layer_norm_rms_epsilon", "f", 1e-5)(content),
-        "rms_norm_eps",
-    ),
-    "another base": (
-        "mixtral",
-        lambda content, source: setting("rope.freq_base", "f", 2e4)(content),
-        "rope_parameters",
-    ),
-    "another window": (
-        "gemma3_text",
-        lambda content, source: setting("attention.sliding_window", "I", 5)(content),
-        "sliding_window",
-    ),
-    "another base in a window": (
-        "gemma3_text",
-        lambda content, source: setting("rope.freq_base_swa", "f", 2e4)(content),
-        "rope_parameters",
-    ),
+    "another eps": ("llama", setting("layer_norm_rms_epsilon", "f", 1e-5), "rms_norm_eps"),
+    "another base": ("mixtral", setting("rope.freq_base", "f", 2e4), "rope_parameters"),
+    "window": ("gemma3_text", setting("attention.sliding_window", "I", 5), "sliding_window"),
+    "base": ("gemma3_text", setting("rope.freq_base_swa", "f", 2e4), "rope_parameters"),
 }
 
 
@@ -326,6 +310,10 @@ def with_count(at: int, count: int) -> Callable[[bytes], bytes]:
     return lambda content: content[:at] + struct.pack("<Q", count) + content[at + 8 :]
 
 
+def replacing(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda content: content.replace(old, new, 1)
+
+
 DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda content: b"", "header is not complete"),
     "another file": (lambda content: b"GGML" + content[4:], "does not begin with GGUF"),
@@ -334,24 +322,18 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "countless tensors": (with_count(8, 1 << 40), "more than 131,072 tensors"),
     "endless text": (with_count(24, 1 << 62), "more than 134,217,728 bytes"),
     "an odd architecture": (
-        lambda content: content.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lxama", 1),
-        "architecture 'lxama' is none of",
+        replacing(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0lxama"),
+        "'lxama' is none of",
     ),
     "an unknown setting": (
-        lambda content: content.replace(b"llama.context_length", b"llama.context_lengxh"),
+        replacing(b"llama.context_length", b"llama.context_lengxh"),
         "context_length is missing",
     ),
     "heads that do not fit": (setting("head_count_kv", "I", 3), "do not fit"),
     "countless heads": (setting("llama.attention.head_count", "I", 1 << 31), "do not fit"),
     "another vocabulary": (setting("llama.vocab_size", "I", 31), "32 was expected"),
-    "an unknown tensor": (
-        lambda content: content.replace(b"blk.1.ffn_up", b"blk.1.ffn_ux"),
-        "blk.1.ffn_ux.weight",
-    ),
-    "one tensor twice": (
-        lambda content: content.replace(b"blk.1.ffn_up", b"blk.0.ffn_up"),
-        "same name",
-    ),
+    "an unknown tensor": (replacing(b"blk.1.ffn_up", b"blk.1.ffn_ux"), "blk.1.ffn_ux.weight"),
+    "one tensor twice": (replacing(b"blk.1.ffn_up", b"blk.0.ffn_up"), "same name"),
 }
 
 

@@ -261,20 +261,12 @@ def test_cached_decoding(
 def test_generation_with_a_cache(variant: str, beams: int) -> None:
     model = build(**CACHED[variant], pad_token_id=0)
     ids, mask = tokens((3, 7)), left_padded((3, 7), 0, 2, 5)
+    options = {"attention_mask": mask, "max_new_tokens": 9, "do_sample": False}
+    options |= {"num_beams": beams, "num_return_sequences": beams}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
     with strict_float64():
         with_cache, without = (
-            model.generate(
-                ids,
-                attention_mask=mask,
-                max_new_tokens=9,
-                num_beams=beams,
-                num_return_sequences=beams,
-                do_sample=False,
-                use_cache=use_cache,
-                return_dict_in_generate=True,
-                output_scores=True,
-            )
-            for use_cache in (True, False)
+            model.generate(ids, use_cache=use_cache, **options) for use_cache in (True, False)
         )
     assert with_cache.sequences.tolist() == without.sequences.tolist()
     # Texts alone would not show beams that go on with the state of others.

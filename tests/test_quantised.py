@@ -206,31 +206,19 @@ def exchange(state: dict[str, Tensor], one: str, other: str) -> None:
 
 
 SCALES = "model.layers.1.self_attn.o_proj.weight_scale_inv"
-FAULTS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
-    "none": (lambda state: None, "weights are rounded to blocks of few bits, at most"),
-    "inverted": (
-        lambda state: state.update({SCALES: 1 / state[SCALES]}),
-        "self_attn.o_proj.weight of layer 1 is multiplied by about",
-    ),
-    "too large": (
-        lambda state: state.update({SCALES: state[SCALES] * 1.25}),
-        "self_attn.o_proj.weight of layer 1 is multiplied by about 1.25",
-    ),
-    "lost in part": (
-        lambda state: state[SCALES][:1].fill_(0.5),
-        "self_attn.o_proj.weight of layer 1 has blocks of 16 by 16 numbers multiplied by",
-    ),
-    "exchanged": (
-        lambda state: exchange(state, "mlp.gate_proj", "mlp.up_proj"),
-        "mlp.gate_proj.weight of layer 1 holds mlp.up_proj.weight of the source, and is about",
-    ),
+FAULTS: dict[str, Callable[[dict[str, Tensor]], object]] = {
+    "none": lambda state: None,
+    "inverted": lambda state: state.update({SCALES: 1 / state[SCALES]}),
+    "too large": lambda state: state.update({SCALES: state[SCALES] * 1.25}),
+    "lost in part": lambda state: state[SCALES][:1].fill_(0.5),
+    "exchanged": lambda state: exchange(state, "mlp.gate_proj", "mlp.up_proj"),
 }
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_target_in_blocks_is_told_from_one_with_a_fault(fault: str, tmp_path: Path) -> None:
-    edit, told = FAULTS[fault]
+    edit, told = FAULTS[fault], listed("quantised", "faults")[fault]
     source = save_random(tmp_path / "source", Qwen3Config(**SIZES), dtype=torch.bfloat16)
     target = MAKERS["qwen3"](tmp_path / "target")
     with edit_weights(target) as state:

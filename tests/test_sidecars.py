@@ -98,23 +98,7 @@ def test_the_tokenizer_stays_whatever_the_type(
         vocabulary = {word: number for number, word in enumerate(words)}
         LlamaTokenizer(vocab=vocabulary, merges=[]).save_pretrained(source)
     if named == "BertTokenizer":  # which has rules of its own, whatever the file says
-        words = [
-            "[PAD]",
-            "[UNK]",
-            "[CLS]",
-            "[SEP]",
-            "[MASK]",
-            "a",
-            "b",
-            "c",
-            "d",
-            "e",
-            "f",
-            "g",
-            "h",
-            "##e",
-            "##l",
-        ]
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "##e", "##l"]
         vocabulary = {word: number for number, word in enumerate(words)}
         BertTokenizer(vocab=vocabulary).save_pretrained(source)
         with edit_json(source / "tokenizer.json") as rules:

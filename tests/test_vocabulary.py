@@ -108,15 +108,7 @@ TOKENIZERS = {
 }
 
 
-CLASSES = {
-    "bpe": "GPT2Tokenizer",
-    "byte-fallback": "LlamaTokenizer",
-    "bpe-prefix": "PreTrainedTokenizerFast",
-    "bpe-suffix": "PreTrainedTokenizerFast",
-    "unigram": "XLMRobertaTokenizer",
-    "word-piece": "BertTokenizer",
-    "tiktoken": "PreTrainedTokenizerFast",
-}
+CLASSES = {"bpe": "GPT2", "byte-fallback": "Llama", "unigram": "XLMRoberta", "word-piece": "Bert"}
 """The classes as which transformers loads them; those of two kinds add a token for masks."""
 
 
@@ -135,7 +127,8 @@ def with_tokenizer(folder: Path, kind: str, *, tied: bool = False) -> Path:
     GenerationConfig(**ids | {"eos_token_id": ends}).save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=made, **tokens).save_pretrained(folder)
     with edit_json(folder / "tokenizer_config.json") as settings:
-        settings["tokenizer_class"] = CLASSES[kind]
+        named = CLASSES.get(kind)
+        settings["tokenizer_class"] = f"{named}Tokenizer" if named else "PreTrainedTokenizerFast"
     return folder
 
 

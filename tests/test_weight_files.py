@@ -239,25 +239,22 @@ def rewritten(file: Path, change: Callable[[str, bytes], bytes | None], kind: in
                 archive.writestr(name, changed)
 
 
+def with_record(
+    ending: str, change: Callable[[bytes], bytes | None], kind: int = 0
+) -> Callable[[Path], None]:
+    """Write an archive anew, in which the records of an ending are others."""
+    return lambda file: rewritten(
+        file, lambda name, data: change(data) if name.endswith(ending) else data, kind
+    )
+
+
 ARCHIVES: dict[str, Callable[[Path], Any]] = {
-    "other byte order": lambda f: rewritten(
-        f, lambda name, data: b"big" if name.endswith("byteorder") else data
-    ),
-    "compressed": lambda f: rewritten(f, lambda _, data: data, zipfile.ZIP_DEFLATED),
-    "a bomb": lambda f: rewritten(
-        f,
-        lambda name, data: bytes(10**8) if name.endswith("data.pkl") else data,
-        zipfile.ZIP_DEFLATED,
-    ),
-    "a large pickle": lambda f: rewritten(
-        f, lambda name, data: data + bytes(10**7) if name.endswith("data.pkl") else data
-    ),
-    "cut off": lambda f: rewritten(
-        f, lambda name, data: data[:-4] if name.endswith("data/0") else data
-    ),
-    "without data": lambda f: rewritten(
-        f, lambda name, data: None if name.endswith("data/0") else data
-    ),
+    "other byte order": with_record("byteorder", lambda data: b"big"),
+    "compressed": with_record("", lambda data: data, zipfile.ZIP_DEFLATED),
+    "a bomb": with_record("data.pkl", lambda data: bytes(10**8), zipfile.ZIP_DEFLATED),
+    "a large pickle": with_record("data.pkl", lambda data: data + bytes(10**7)),
+    "cut off": with_record("data/0", lambda data: data[:-4]),
+    "without data": with_record("data/0", lambda data: None),
     "nothing": lambda f: f.write_bytes(b"PK\x05\x06" + bytes(18)),
     "half": lambda f: f.write_bytes(f.read_bytes()[:300]),
     "many brackets": lambda f: f.write_bytes(b"\x80\x02" + b"]" * 10**6 + b"."),

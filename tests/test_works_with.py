@@ -74,29 +74,10 @@ def _train(model: Model, trainer: str, rows: list[dict[str, str]], **options: An
 
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     with tempfile.TemporaryDirectory() as folder:
-        arguments = getattr(trl, f"{trainer}Config")(
-            output_dir=folder,
-            max_steps=2,
-            per_device_train_batch_size=2,
-            learning_rate=1e-2,
-            warmup_steps=0,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            **options.pop("config", {}),
-        )
-        run = getattr(trl, f"{trainer}Trainer")(
-            model=model,
-            args=arguments,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer(),
-            **options,
-        )
-        result = run.train()
+        settings = listed("works_with", "training") | options.pop("config", {})
+        options["args"] = getattr(trl, f"{trainer}Config")(output_dir=folder, **settings)
+        data = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer()}
+        result = getattr(trl, f"{trainer}Trainer")(model=model, **data, **options).train()
     assert torch.isfinite(torch.tensor(result.training_loss))
     still = [name for name, each in model.named_parameters() if torch.equal(each, before[name])]
     assert not still, f"not trained: {still}"
