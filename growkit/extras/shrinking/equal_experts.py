@@ -3,8 +3,8 @@
 Experts are equal if their weights and what routers have for them are. Let the number of equal
 experts be a multiple of c, for every expert of every layer, and let a token go through c·k of them.
 The c·k largest logits are then the k largest without repetitions, c times each, so of c equal
-experts one can stay, and a token goes through k: as ``growkit.operations.growth.experts`` derives,
-the weight of an expert is the sum of those of its copies.
+experts one can stay, and a token goes through k: as ``growkit.extras.experts.growth.experts``
+derives, the weight of an expert is the sum of those of its copies.
 """
 
 from collections import Counter
@@ -12,10 +12,10 @@ from hashlib import blake2b
 from math import gcd
 
 from growkit.base.lazy import torch
+from growkit.extras.experts.growth.experts import EXPERTS, along_experts, expert_of
 from growkit.extras.shrinking.selecting import Selected
 from growkit.model.families.family_parts import Experts, value_at, with_value
 from growkit.model.model import Model
-from growkit.operations.growth.experts import EXPERTS, along_experts, expert_of
 from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept, Transform
 

@@ -29,10 +29,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.model.families.family import Family, families
-from growkit.model.families.family_parts import NEW, Experts, Member, Without
-from growkit.model.model import Model
-from growkit.operations.growth.experts import (
+from growkit.extras.experts.growth.experts import (
     EXPERTS,
     NUMBER,
     TOP_K,
@@ -40,6 +37,9 @@ from growkit.operations.growth.experts import (
     is_last,
     wanted_experts,
 )
+from growkit.model.families.family import Family, families
+from growkit.model.families.family_parts import NEW, Experts, Member, Without
+from growkit.model.model import Model
 from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan

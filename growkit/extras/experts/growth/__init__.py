@@ -1,0 +1,1 @@
+"""Growth methods for experts, one file each: ``OPERATION``."""
