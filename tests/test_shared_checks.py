@@ -21,7 +21,7 @@ from growkit.engine.recipe_planning import plan_recipe
 from growkit.extras.differential.low_rank import HeadGroups
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, Step
-from growkit.proof.weights import Origin, Recovered, compare_weights
+from growkit.proof.weights import Recovered, compare_weights
 from tests.files import edit_weights, with_tokenizer
 from tests.models import save_model, seeded
 from tests.test_mutations import swap
@@ -41,7 +41,7 @@ def compared(recipe: Recipe) -> Recovered:
     """What comes back from the files that a recipe has made."""
     source = Checkpoint(recipe.source)
     way = plan_recipe(recipe, source)
-    return compare_weights(Origin(way.lineage), Checkpoint(recipe.output))
+    return compare_weights(way.lineage, Checkpoint(recipe.output))
 
 
 def made(folder: Path, source: Path, *steps: Step, dtype: str | None = None) -> Recipe:

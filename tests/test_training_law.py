@@ -33,7 +33,7 @@ from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import read_record
 from growkit.planning.recipe import parse_recipe
 from growkit.planning.updates import law_of
-from growkit.proof.weights import origin_of
+from growkit.proof.weights import lineage_of
 from growkit.results.proof_result import TrainingSection
 from growkit.training import param_groups
 from tests.commands import cli
@@ -279,22 +279,22 @@ def pair(place: Path, **options: Any) -> tuple[Path, Path, Path]:
     return source, state, place / "out"
 
 
-def lineage_of(source: Path, out: Path) -> Any:
+def lineage_between(source: Path, out: Path) -> Any:
     """How the target was made."""
     after = Checkpoint(out)
-    return origin_of(Checkpoint(source), after, read_record(after.opened)).lineage
+    return lineage_of(Checkpoint(source), after, read_record(after.opened))
 
 
 def unlike(source: Path, out: Path, state: Path) -> str:
     """What in the target's state does not grow from the source's."""
-    before, after, lineage = Checkpoint(source), Checkpoint(out), lineage_of(source, out)
+    before, after, lineage = Checkpoint(source), Checkpoint(out), lineage_between(source, out)
     places = StatePaths(state, written_in(out))
     return compare_states(places, before, after, lineage, law_of(lineage))[2]
 
 
 def proved(source: Path, out: Path, state: Path) -> TrainingSection:
     """The proof of the training alone."""
-    before, after, lineage = Checkpoint(source), Checkpoint(out), lineage_of(source, out)
+    before, after, lineage = Checkpoint(source), Checkpoint(out), lineage_between(source, out)
     places = StatePaths(state, written_in(out))
     settings = Settings(**QUICK, steps=1)
     return prove_training(before, after, lineage, settings, torch.device("cpu"), places)

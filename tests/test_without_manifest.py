@@ -22,7 +22,7 @@ from growkit.planning.manifest import read_record
 from growkit.proof.config_comparison import different_settings, in_order, judge
 from growkit.proof.files import compare_with_plan, compare_with_source
 from growkit.proof.modes import LONGEST
-from growkit.proof.weights import origin_of
+from growkit.proof.weights import lineage_of
 from tests.architectures import KINDS, save
 from tests.commands import cli
 from tests.families import MOE
@@ -219,8 +219,8 @@ def test_a_setting_of_a_grown_model(
         edit_config(target, **{key: value}, **also)
         decides, told = found(source, target)
         checkpoints = Checkpoint(source), Checkpoint(target)
-        origin = origin_of(*checkpoints, read_record(checkpoints[1].opened))
-        by_manifest = compare_with_plan(origin.lineage, checkpoints[1])
+        lineage = lineage_of(*checkpoints, read_record(checkpoints[1].opened))
+        by_manifest = compare_with_plan(lineage, checkpoints[1])
     finally:
         (target / "config.json").write_bytes(was)
     assert any(key in said for said in (decides if changed else told)), (decides, told)

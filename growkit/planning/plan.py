@@ -310,6 +310,8 @@ class Lineage:
         lost: the loss, in one line; empty if nothing is lost.
         by_rounding: whether only rounding changes the function.
         by_ties: whether only equal router logits do; see ``Change``.
+        unknown: why it is not known how the target was made, so that there are no plans; empty if
+            it is known.
     """
 
     source: Model
@@ -318,6 +320,7 @@ class Lineage:
     lost: str = ""
     by_rounding: bool = field(default=False, kw_only=True)
     by_ties: bool = field(default=False, kw_only=True)
+    unknown: str = field(default="", kw_only=True)
 
     @cached_property
     def stages(self) -> tuple[Model, ...]:

@@ -137,7 +137,7 @@ def compare_folders(pair: Pair, layer_settings: Sequence[str]) -> FolderDifferen
     """
     source, target, lineage, recipe = pair.before, pair.after, pair.lineage, pair.recipe
     loads = loading(source), loading(target)
-    if pair.origin.unknown:
+    if pair.lineage.unknown:
         differences = compare_with_source(source, target)
     else:
         differences = compare_with_plan(replace(lineage, source=source), target, recipe)
@@ -161,7 +161,7 @@ def compare_folders(pair: Pair, layer_settings: Sequence[str]) -> FolderDifferen
         notes.append(f"other files were not compared: {listed(differences.unknown)}")
     differences.named[:0] = notes
     differences.changed += layer_settings
-    differences.of_source += layer_settings if pair.origin.unknown else []
+    differences.of_source += layer_settings if pair.lineage.unknown else []
     if recipe and recipe.family and not unlisted_family(recipe.family):
         differences.named.append(UNUSED)
     return differences

@@ -107,7 +107,7 @@ def _findings(function: Function) -> list[Finding]:
 
 def _advice(pair: Pair) -> str:
     """What to do if the logits differ."""
-    if pair.exact and pair.origin.unknown:
+    if pair.exact and pair.lineage.unknown:
         return (
             "check that this is the model the target was made from, and that the target was not "
             "trained since; keep growkit.json with it, so that the tensor at fault can be named"

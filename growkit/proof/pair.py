@@ -18,7 +18,7 @@ from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
 from growkit.proof.vocabularies import check_vocabularies, check_vocabulary
-from growkit.proof.weights import Origin, allow_blocks, as_planned, origin_of
+from growkit.proof.weights import allow_blocks, as_planned, lineage_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pair(Request):
 
     Attributes:
         stored: the source as it is stored.
-        origin: how the target was made.
+        lineage: how the target was made; without plans if that is not known.
         device: device of both models as they run.
         prompts: the prompts.
         advance: called with the bytes of every layer of both models.
@@ -58,16 +58,11 @@ class Pair(Request):
     """
 
     stored: Checkpoint
-    origin: Origin
+    lineage: Lineage
     device: torch.device
     prompts: Prompts
     advance: Callable[[int], None]
     varying: list[str]
-
-    @property
-    def lineage(self) -> Lineage:
-        """The lineage of the target; without plans if its origin is unknown."""
-        return self.origin.lineage
 
     @property
     def exact(self) -> bool:
@@ -81,8 +76,7 @@ class Pair(Request):
 
     def from_source(self, source: Checkpoint) -> Pair:
         """The same pair with its source in another form."""
-        lineage = replace(self.lineage, source=source)
-        return replace(self, before=source, origin=self.origin._replace(lineage=lineage))
+        return replace(self, before=source, lineage=replace(self.lineage, source=source))
 
     def if_weights_recovered(self) -> Pair:
         """The same pair with the fewer prompts that are enough if no weight can be at fault."""
@@ -104,19 +98,19 @@ def open_pair(request: Request) -> Iterator[Pair]:
     total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
     bar = current().bytes("proving", total)
     with reproducible(device) as varying, bar as advance, ExitStack() as views:
-        origin = origin_of(before, after, request.recipe)
-        if origin.unknown and settings.max_kl is not None:
-            origin = allow_blocks(origin, after)
-        planned = as_planned(before, origin)
-        for plan in origin.lineage.plans:
+        lineage = lineage_of(before, after, request.recipe)
+        if lineage.unknown and settings.max_kl is not None:
+            lineage = allow_blocks(lineage, after)
+        planned = as_planned(before, lineage)
+        for plan in lineage.plans:
             if plan.tokens:
                 planned = views.enter_context(plan.tokens.select(planned))
         check_vocabularies(planned, after)
-        after = after.with_family(origin.lineage.source.described)
+        after = after.with_family(lineage.source.described)
         yield Pair(
             **vars(request) | {"before": planned, "after": after},
             stored=before,
-            origin=origin,
+            lineage=lineage,
             device=device,
             prompts=make_prompts(settings, planned.opened.path, planned.config),
             advance=advance,

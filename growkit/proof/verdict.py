@@ -33,7 +33,7 @@ def prove(request: Request) -> VerifyResult:
         side = SideBySide.of(pair)
         layer_settings = side.changed_layer_settings()
         files = compare_folders(pair, layer_settings).section
-        recovered = compare_weights(pair.origin, pair.after)
+        recovered = compare_weights(pair.lineage, pair.after)
         if pair.exact and recovered.all_recovered and not files.changed:
             pair = pair.if_weights_recovered()
         asked = modes(pair.prompts.windows, pair.before.config, pair.after.config)

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -53,19 +52,7 @@ from growkit.results.proof_result import (
 )
 
 
-class Origin(NamedTuple):
-    """How the target was made.
-
-    Attributes:
-        lineage: lineage of the target; without plans, and so exact, if the origin is unknown.
-        unknown: the reason why the origin is unknown; None if it is known.
-    """
-
-    lineage: Lineage
-    unknown: str | None = None
-
-
-def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> Origin:
+def lineage_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> Lineage:
     """Find out how the target was made, from the recipe in its manifest.
 
     Args:
@@ -73,37 +60,37 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
         after: the target.
         recipe: the recipe in the target's manifest.
     """
-    nothing = _without_plans(before, after)
     if recipe is None:
-        return Origin(nothing, "no manifest records how the target was made")
+        return _without_plans(before, after, "no manifest records how the target was made")
     unfit = "the recipe in the target's manifest does not fit this source"
     try:
         described = before.with_family(described_family(unlisted_family(recipe.family)))
         lineage = plan_recipe(without_searches(recipe, after), described).lineage
     except InputError as error:
-        return Origin(nothing, f"{unfit} ({error})")
+        return _without_plans(before, after, f"{unfit} ({error})")
     except Exception as error:  # untrusted values may raise anything
-        return Origin(nothing, f"{unfit} ({type(error).__name__}: {plain(reason(error))})")
+        why = f"{unfit} ({type(error).__name__}: {plain(reason(error))})"
+        return _without_plans(before, after, why)
     if recipe.file_format and not (before.stands_alone and after.stands_alone):
-        return Origin(Lineage(lineage.source, ()), "files of other programs are compared")
-    return Origin(lineage)
+        return Lineage(lineage.source, (), unknown="files of other programs are compared")
+    return lineage
 
 
-def allow_blocks(origin: Origin, after: Checkpoint) -> Origin:
-    """An unknown origin of which blocks of few bits are no fault, as the KL has a limit."""
+def allow_blocks(lineage: Lineage, after: Checkpoint) -> Lineage:
+    """An unknown lineage of which blocks of few bits are no fault, as the KL has a limit."""
     if not after.in_blocks:
-        return origin
-    lost = "weights are rounded to blocks of few bits"
-    return origin._replace(lineage=replace(origin.lineage, promise="bounded", lost=lost))
+        return lineage
+    return replace(lineage, promise="bounded", lost="weights are rounded to blocks of few bits")
 
 
-def _without_plans(before: Checkpoint, after: Checkpoint) -> Lineage:
-    """The lineage of an unknown origin: exact, except for ties of experts if there are more."""
+def _without_plans(before: Checkpoint, after: Checkpoint, unknown: str) -> Lineage:
+    """An unknown lineage: exact, except for ties of experts if there are more."""
     experts, keys = experts_by_config(before.config, before.described)
     numbers = [(before.config.get(key), after.config.get(key)) for key in keys]
     more = any(type(old) is type(new) is int and old < new for old, new in numbers)
     lost = lost_in_ties(before, experts, "experts", "copies") if experts and more else ""
-    return Lineage(before, (), "bounded", lost, by_ties=True) if lost else Lineage(before, ())
+    promise = "bounded" if lost else "exact"
+    return Lineage(before, (), promise, lost, by_ties=bool(lost), unknown=unknown)
 
 
 def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> None:
@@ -138,7 +125,7 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
 
 def _explains(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> bool:
     """Whether a recipe makes tensors with the second model's names and shapes from the first."""
-    plans = origin_of(before, after, recipe).lineage.plans
+    plans = lineage_of(before, after, recipe).plans
     if not plans:
         return False
     planned = {name: rule.info for name, rule in plans[-1].by_target.items()}
@@ -149,9 +136,9 @@ def _shapes(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(info.shape) for name, info in tensors.items()}
 
 
-def as_planned(before: Checkpoint, origin: Origin) -> Checkpoint:
+def as_planned(before: Checkpoint, lineage: Lineage) -> Checkpoint:
     """The source to compare with the target: rounded if the recipe rounds it."""
-    planned = origin.lineage.source
+    planned = lineage.source
     before = before.with_family(planned.described)
     narrower = planned.rounded if isinstance(planned, Widened) else None
     return RoundedCheckpoint(before, narrower) if narrower else before
@@ -263,16 +250,16 @@ class Recovered:
         return finding
 
 
-def compare_weights(origin: Origin, target: Model) -> Recovered:
+def compare_weights(lineage: Lineage, target: Model) -> Recovered:
     """Compare every written tensor with its rule.
 
     Args:
-        origin: how the target was made.
+        lineage: how the target was made.
         target: the written weights.
     """
-    if origin.unknown:
-        return _compare_directly(origin, target)
-    lineage, plans = origin.lineage, origin.lineage.plans
+    if lineage.unknown:
+        return _compare_directly(lineage, target)
+    plans = lineage.plans
     if lost := _first_lost(lineage, target):
         return Recovered(lost=lost)
     spectra: list[Spectrum] = []
@@ -316,12 +303,12 @@ def _same(one: Model, other: Model, name: str) -> bool:
     )
 
 
-def _compare_directly(origin: Origin, target: Model) -> Recovered:
+def _compare_directly(lineage: Lineage, target: Model) -> Recovered:
     """Compare the parameters of two classes, if they have the same names and shapes."""
-    before, after = class_weights(origin.lineage.source), class_weights(target)
+    before, after = class_weights(lineage.source), class_weights(target)
     shapes = [{name: info.shape for name, info in of.tensors.items()} for of in (before, after)]
     if shapes[0] != shapes[1]:
-        return Recovered(unknown=origin.unknown)
+        return Recovered(unknown=lineage.unknown)
     in_blocks = dict[str, float]()
     for name in before.tensors:
         for rows in parts(before, name):
@@ -333,7 +320,7 @@ def _compare_directly(origin: Origin, target: Model) -> Recovered:
                 stored = after.stored_as(name) if isinstance(after, ClassWeights) else None
                 if isinstance(target, Checkpoint) and is_converted(target):
                     return Recovered(lost=stored or name, converted=True)
-                return Recovered(unknown=origin.unknown, different=stored or name)
+                return Recovered(unknown=lineage.unknown, different=stored or name)
     if in_blocks:
         return Recovered(in_blocks=[*in_blocks.values()])
     return Recovered(recovered=(len(before.tensors), len(before.tensors)))

@@ -20,7 +20,7 @@ from growkit.model.families.family_parts import value_at
 from growkit.model.model import Model
 from growkit.planning.plan import Lineage
 from growkit.proof.config_comparison import different_settings, judge
-from growkit.proof.weights import Origin, as_planned
+from growkit.proof.weights import as_planned
 
 
 def check_settings_held(
@@ -53,7 +53,7 @@ def check_settings_held(
                 f"read with other sizes ({error}); convert it to another format"
             ) from None
         lost = _first_lost(lineage.target.tensors, written.tensors)
-        lost = lost or _first_other_setting(as_planned(source, Origin(lineage)), written)
+        lost = lost or _first_other_setting(as_planned(source, lineage), written)
     if lost is not None:
         raise InputError(
             f"the files of {file_format.title} cannot say that {source.where()} has {lost}; "

@@ -33,7 +33,7 @@ from growkit.proof.check import Check
 from growkit.proof.control import MAX_TOKENS
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
-from growkit.proof.weights import Origin, compare_weights
+from growkit.proof.weights import compare_weights
 from growkit.results.proof_result import Finding, Section
 
 NAME = "adapter"
@@ -56,17 +56,17 @@ def refuse_adapter(pair: Pair) -> None:
             f"{pair.after.folder} has no folder {ADAPTER_FOLDER} to compare with {pair.adapter}; "
             "leave out --adapter, or grow the model with it"
         )
-    if pair.origin.unknown:
+    if pair.lineage.unknown:
         raise InputError(
             f"{inside} can be compared with {pair.adapter} only if it is known how it was made, "
-            f"but {pair.origin.unknown}; leave out --adapter"
+            f"but {pair.lineage.unknown}; leave out --adapter"
         )
 
 
 def is_merged(pair: Pair) -> bool:
     """Whether the source's adapter should be in the target's weights, as it is not beside them."""
     beside = (pair.after.folder / ADAPTER_FOLDER).exists()
-    return bool(pair.adapter and pair.origin.unknown) and not beside
+    return bool(pair.adapter and pair.lineage.unknown) and not beside
 
 
 def check_adapter(pair: Pair, function: Function) -> Section | None:
@@ -90,7 +90,7 @@ def check_adapter(pair: Pair, function: Function) -> Section | None:
 def _tensors_finding(pair: Pair, planned: Adapter, written: AdapterFolder) -> Finding | None:
     """The finding on tensors and config of a grown adapter, if they are not as planned."""
     tensors = AdapterTensors(written, Modules(pair.after))
-    lost = compare_weights(Origin(planned.lineage), tensors).lost
+    lost = compare_weights(planned.lineage, tensors).lost
     if not lost and _settings(planned.config) == _settings(written.config):
         return None
     does = "does not recover the source's adapter" if lost else "is not what growkit writes"

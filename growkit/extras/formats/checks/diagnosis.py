@@ -75,7 +75,7 @@ def diagnose(pair: Pair, function: Function) -> Section | None:
 
     Another program's format holds the weights of the source, whatever the logits show.
     """
-    if not pair.origin.unknown or (function.kept and not is_converted(pair.after)) or pair.adapter:
+    if not pair.lineage.unknown or (function.kept and not is_converted(pair.after)) or pair.adapter:
         return None
     section = explain_weights(pair.before, pair.after)
     if function.kept:

@@ -25,7 +25,7 @@ def check_unseen_parts(pair: Pair, function: Function) -> Section | None:
 
     None if all or none of them differ.
     """
-    if not pair.origin.unknown or not function.kept:
+    if not pair.lineage.unknown or not function.kept:
         return None
     before, after = class_weights(pair.before), class_weights(pair.after)
     findings = []

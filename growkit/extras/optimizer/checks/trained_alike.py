@@ -208,10 +208,10 @@ def refuse_training(pair: Pair) -> None:
     """
     if pair.settings.steps is None:
         return
-    if pair.origin.unknown:
+    if pair.lineage.unknown:
         raise InputError(
             f"to train {pair.after.folder} alongside its source, its origin must be known, but "
-            f"{pair.origin.unknown}; leave out --steps"
+            f"{pair.lineage.unknown}; leave out --steps"
         )
     refuse_without_room(pair.settings, pair.after)
     state_paths(pair.before, pair.after, pair.recipe, pair.optimizer)
