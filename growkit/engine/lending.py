@@ -176,7 +176,9 @@ class Lender:
                     rows = self._ready(name, None).__getitem__
                 if buffer is None:
                     buffer = torch.empty(AT_ONCE, dtype=self.dtype, device=self._device)
-                lend(owner, last, rows, self._info(name).shape, buffer)
+                stand_in = nn.Parameter(buffer[:1].expand(self._info(name).shape))
+                parameters_of(owner)[last] = stand_in
+                vars(owner)[last] = Stored(rows, stand_in, buffer)
             yield
         finally:
             del buffer
@@ -198,7 +200,9 @@ class Lender:
             return False
         if not self.stays:
             return False
-        return can_stay(owner, last, info) or (cast and _is_large_stack(info))
+        # With two blocks or fewer, little memory is saved for the time of a cast in every product.
+        large = info.elements > 2 * AT_ONCE and last == "weight" and type(owner) is nn.Linear
+        return large or (cast and _is_large_stack(info))
 
     def _ready(self, name: str, dtype: torch.dtype | None) -> Tensor:
         fetched = self._fetched.pop(name, None)
@@ -215,6 +219,12 @@ class Stored:
 
     A linear layer multiplies with some rows at a time, and indexing [experts, …] casts a single
     expert. Any other operation casts the whole parameter.
+
+    Args:
+        rows: reads rows of the parameter.
+        parameter: see below.
+        buffer: flat buffer for some rows, in the dtype and on the device of the computation;
+            parameters that are not used at the same time may share it.
 
     Attributes:
         factor: multiplier of the values.
@@ -304,33 +314,6 @@ class Stored:
         """Return the accumulated gradient of all rows, and reset it."""
         gradient, self._gradient, self._together = self._gradient, None, None
         return gradient
-
-
-def lend(
-    module: nn.Module, name: str, rows: Rows, shape: tuple[int, ...], buffer: Tensor
-) -> Stored:
-    """Lend a module a parameter that stays in its file.
-
-    Args:
-        module: the module.
-        name: name of the parameter in the module.
-        rows: reads rows of the parameter.
-        shape: shape of the parameter.
-        buffer: flat buffer for some rows, in the dtype and on the device of the computation;
-            parameters that are not used at the same time may share it.
-    """
-    parameter = nn.Parameter(buffer[:1].expand(shape))
-    parameters_of(module)[name] = parameter
-    vars(module)[name] = stored = Stored(rows, parameter, buffer)
-    return stored
-
-
-def can_stay(module: nn.Module, name: str, info: TensorInfo) -> bool:
-    """Whether a parameter is a large matrix of a linear layer.
-
-    With two blocks or fewer, little memory is saved for the time of a cast in every product.
-    """
-    return info.elements > 2 * AT_ONCE and name == "weight" and type(module) is nn.Linear
 
 
 def _is_large_stack(info: TensorInfo) -> bool:

@@ -341,11 +341,6 @@ def resolved(config: Config) -> Config | None:
     return None
 
 
-def resolved_as_loaded(config: Config, where: str) -> Config | None:
-    """Like ``resolved``, with the class of growkit's own if transformers has none."""
-    return resolved(config_as_loaded(config, where))
-
-
 def write_defaults_out(source: Model, target: Model) -> Config:
     """Write the defaults of the source's class into the planned config of another class.
 

@@ -347,11 +347,6 @@ class Lineage:
         return layers
 
     @property
-    def new_capacity(self) -> bool:
-        """Whether a step copies something, or makes layers."""
-        return any(plan.copies or plan.layers for plan in self.plans)
-
-    @property
     def tokens(self) -> list[int] | None:
         """The source's ids of the target's tokens; None if no step leaves any out."""
         kept: list[int] | None = None

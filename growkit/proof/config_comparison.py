@@ -127,7 +127,9 @@ def different_settings(
         by_layer = key in WINDOWS or (one_class and key not in SHARED)
         name = f"{path}{pair.names.get(key, key)}"
         if (
-            (was == now or follow.get(key, MISSING) == now or _fewer_predicting(key, now))
+            (was == now or follow.get(key, MISSING) == now)
+            # No class runs the layers that predict later tokens.
+            or (PREDICTING.fullmatch(key) and not now)
             or (key == "vocab_size" and type(was) is type(now) is int and was < now)
             or (by_layer and _deeper(was, now, layers) and in_order(was, now))
             or (path and key in DTYPES and None in (was, now))
@@ -528,7 +530,7 @@ def stale_sizes(first: Config, second: Config, shown: Shown) -> dict[str, Any]:
         second: config of the target.
         shown: whether the target's logits show another value.
     """
-    if first.get("model_type") != second.get("model_type"):
+    if not _of_one_class(first, second):
         return {}
     unread = second.keys() - _read_keys(second) - SHARED - WINDOWS
     same = sorted(key for key in unread if second[key] == first.get(key))
@@ -560,11 +562,6 @@ def _plain_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in rope.items()
         if isinstance(value, dict | list) or (key, value) not in redundant
     }
-
-
-def _fewer_predicting(key: str, now: Any) -> bool:
-    """Whether a model has none of the layers that predict later tokens, which no class runs."""
-    return bool(PREDICTING.fullmatch(key)) and not now
 
 
 def layers_of(config: Config) -> int:

@@ -18,13 +18,7 @@ from growkit.base.errors import InputError
 from growkit.base.names import listed
 from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, main_dtype
 from growkit.engine.loader import loading
-from growkit.engine.transformers_class import (
-    PROVENANCE_KEYS,
-    aliases,
-    parsed,
-    resolved,
-    resolved_as_loaded,
-)
+from growkit.engine.transformers_class import PROVENANCE_KEYS, aliases, parsed, resolved
 from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.written_config import config_to_write
 from growkit.model.checkpoint.folder import (
@@ -41,6 +35,7 @@ from growkit.model.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.model.families.family import families, known_family, unlisted_family
 from growkit.planning.companions import companions
 from growkit.planning.manifest import changed_since
+from growkit.planning.own_class import config_as_loaded
 from growkit.planning.plan import Lineage
 from growkit.planning.recipe import Recipe
 from growkit.proof import config_comparison as configs
@@ -449,7 +444,8 @@ def _changed_by_plan(source: Checkpoint, planned: Config, free: set[str]) -> lis
     The size keys of a described family are checked against its class when it plans.
     """
     was, now = (
-        resolved_as_loaded(config, str(source.folder)) for config in (source.config, planned)
+        resolved(config_as_loaded(config, str(source.folder)))
+        for config in (source.config, planned)
     )
     if was is None or now is None:
         return []

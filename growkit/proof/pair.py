@@ -74,10 +74,6 @@ class Pair(Request):
         """Whether the target has more tokens than the source."""
         return bool(self.after.config["vocab_size"] > self.before.config["vocab_size"])
 
-    def from_source(self, source: Checkpoint) -> Pair:
-        """The same pair with its source in another form."""
-        return replace(self, before=source, lineage=replace(self.lineage, source=source))
-
     def if_weights_recovered(self) -> Pair:
         """The same pair with the fewer prompts that are enough if no weight can be at fault."""
         return replace(self, prompts=self.prompts.cut(*self.settings.if_weights_recovered.amount))

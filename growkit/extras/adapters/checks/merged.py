@@ -7,6 +7,7 @@ target is taken for that of the merged source if it is as near as such roundings
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -201,7 +202,8 @@ def merge_first(pair: Pair) -> Pair | None:
         return None
     assert pair.adapter
     adapter = Adapter(pair.adapter, pair.before, pair.lineage, "")
-    return pair.from_source(Merged(pair.before, adapter.of_class, pair.after))
+    source = Merged(pair.before, adapter.of_class, pair.after)
+    return replace(pair, before=source, lineage=replace(pair.lineage, source=source))
 
 
 def check_merged(pair: Pair, function: Function) -> Section | None:

@@ -73,7 +73,7 @@ def check_trainability(pair: Pair, function: Function) -> TrainabilitySection | 
         InputError: they cannot be computed.
     """
     lineage, asked, strict = pair.lineage, pair.settings.trainability, function.strict
-    if not (asked or lineage.new_capacity):
+    if not (asked or any(plan.copies or plan.layers for plan in lineage.plans)):
         return None
     rules = lineage.plans[-1].rules if lineage.plans else ()
     fits = all(pair.after.tensors.get(rule.target) == rule.info for rule in rules)
