@@ -55,6 +55,13 @@ def test_an_output_gate_changes_nothing_and_learns_at_once(seed: int, tmp_path: 
     assert not growkit.verify(source, out, QUICK)["kept"]
 
 
+def test_an_output_gate_is_undone(tmp_path: Path) -> None:
+    source, out, back = qwen3(tmp_path / "source", 0), tmp_path / "out", tmp_path / "back"
+    growkit.convert(source, out, "output-gate", verify=False)
+    assert growkit.shrink(out, back, verify=QUICK)["kept"]
+    assert relative_error(source, back) == 0
+
+
 def test_norms_of_an_output_gate_round_only_if_asked(tmp_path: Path) -> None:
     source, out = qwen3(tmp_path / "source", 0, torch.bfloat16), tmp_path / "out"
     with edit_weights(source) as weights:
