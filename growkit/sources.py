@@ -184,7 +184,7 @@ def open_both(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
         raise InputError(f"{after.notes[0]}, but users would not; save the model without them")
     before = source.open_whole()
     inner, inner_after = language_model_inside(before), language_model_inside(after)
-    if inner_after:  # ``growkit.proof.other_parts`` compares the rest
+    if inner_after:  # a check of the extra compares the rest
         return inner or before, inner_after
     same = inner and inner.config.get("model_type") == after.config.get("model_type")
     return inner if inner and same else language_model_of(before), after

@@ -28,13 +28,13 @@ from growkit.extras.optimizer.checks.trained_alike import (
     prove_training,
     state_paths,
 )
+from growkit.extras.optimizer.results.training import TrainingSection
 from growkit.extras.optimizer.state import written_in
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import read_record
 from growkit.planning.recipe import parse_recipe
 from growkit.planning.updates import law_of
 from growkit.proof.weights import lineage_of
-from growkit.results.proof_result import TrainingSection
 from growkit.training import param_groups
 from tests.commands import cli
 from tests.files import edit_json, listed

@@ -46,8 +46,8 @@ def prove(request: Request) -> VerifyResult:
         )
         fault = explain(function, sections)
         for name, check in checks().items():
-            if not check.if_kept or not proof.failed(sections.findings):
-                sections[name] = check.run(pair, function)
+            skipped = check.if_kept and proof.failed(sections.findings)
+            sections[name] = None if skipped else check.run(pair, function)
         sections["device"] = device_section(function)
     return result_of(pair, sections, fault, started)
 

@@ -70,24 +70,6 @@ class Measured(Result):
     top1_agreement: float
 
 
-class CopyDistance(Result):
-    """Distance between the gradients of copies.
-
-    Attributes:
-        tensor: the tensor that holds the copies.
-        copies: number of copies of every row.
-        relative_distance: distance of the two closest copies, relative to their size; the median
-            over rows.
-        effective_rank_gain: effective rank of the gradient minus that of equal copies; null for
-            large matrices.
-    """
-
-    tensor: str
-    copies: int
-    relative_distance: float
-    effective_rank_gain: float | None
-
-
 class LayerError(Result):
     """Error of one module's output.
 
@@ -164,25 +146,6 @@ class ChangedValue(Result):
     name: str
     expected: str | None
     found: str | None
-
-
-class SeriesError(Result):
-    """How far the series of a causal integral is from the exact one in a layer, on the text.
-
-    Attributes:
-        module: name of the layer in the target.
-        error: largest difference of an element of the layer's attention, relative to the root mean
-            square of its row, in float32.
-        rounding: the same of rounding the exact output once to the dtype of the weights; null if
-            that rounds no float32.
-        of_bound: largest difference of an element of a head, relative to its bound from the squared
-            means of the columns that the series leaves out, in float64; above 1 only by a fault.
-    """
-
-    module: str
-    error: float | None
-    rounding: float | None
-    of_bound: float | None
 
 
 class RankCost(Result):
@@ -379,104 +342,18 @@ class ModesSection(Section):
     modes: list[ModeResult]
 
 
-class TrainabilitySection(Section):
-    """Result of one backward pass through the target.
-
-    Attributes:
-        trainable: whether every parameter gets a gradient, and no two copies the same gradient.
-        copied: number of rows (neurons, heads' rows, embedding columns) that have copies.
-        identical_gradients: number of copied rows with two copies that get the same gradient and
-            would stay equal for ever.
-        without_gradient: number of copied rows that get no gradient on this text.
-        first_identical: the first tensor with identical gradients; null if there is none.
-        silent_parameters: the first few names of parameters whose gradient is zero, or that hold
-            zeros that cannot be learned.
-        idle_layers: number of layers that pass their input on unchanged. Their output matrices get
-            a gradient at once; their other parameters are judged after a first step.
-        symmetry: distances between the gradients of copies, by tensor.
-    """
-
-    trainable: bool
-    copied: int
-    identical_gradients: int
-    without_gradient: int
-    first_identical: str | None
-    silent_parameters: list[str]
-    idle_layers: int
-    symmetry: list[CopyDistance]
-
-
-class TrainingSection(Section):
-    """Source and target trained side by side in strict float64.
-
-    If the target was grown together with an optimizer's state, both resume from their states.
-    Otherwise both start with the source's moments after a first batch.
-
-    Attributes:
-        steps: number of AdamW steps of each.
-        why: the reasons why the target's training is not the source's, one phrase each.
-        begun: the optimizer's state at the start.
-        losses_source: mean loss in nats per token on the batch of each step, before the step, and
-            on one more batch after the last step.
-        losses_target: the same losses of the target.
-        relative: the larger of two errors: the largest loss difference relative to the first loss,
-            and the largest logit difference after the last step relative to the logit scale.
-        tolerance: upper limit of ``relative``; null if nothing is promised.
-        own: the same error of the source compared with itself, with its weights disturbed before
-            every step by about the size of rounding.
-        standing_still: number of the target's parameters that have no counterpart in the source
-            and were not trained.
-        control: a deliberate fault in the factors.
-        control_caught: whether the fault was detected after a single step; null if nothing is
-            promised.
-        learning_rate: learning rate of the source.
-        weight_decay: weight decay of the source, on every parameter.
-        eps: eps of the source's AdamW.
-    """
-
-    steps: int
-    why: list[str]
-    begun: str
-    losses_source: list[float | None]
-    losses_target: list[float | None]
-    relative: float | None
-    tolerance: float | None
-    own: float | None
-    standing_still: int
-    control: str
-    control_caught: bool | None
-    learning_rate: float
-    weight_decay: float
-    eps: float
-
-
-class SeriesSection(Section):
-    """The series of a causal integral.
-
-    Attributes:
-        layers: the error of the series in every layer.
-    """
-
-    layers: list[SeriesError]
-
-
 class Sections(Result):
     """All sections of a proof, by the check that found them; null for what was not checked.
 
-    A check in a file of its own adds its section under the name of the file.
+    A check in a file of its own adds its section, with figures of its own: ``adapter`` (both models
+    with their adapters, in PEFT), ``dequantised`` (growkit's dequantised weights and those of
+    transformers), ``other_parts`` (what two multimodal models have around their language models).
 
     Attributes:
         weights: the weights, element by element.
         files: config, tokenizer, code and all other files next to the weights.
         logits: the logits of both models on the prompts.
         modes: the inference modes.
-        adapter: both models with their adapters, in PEFT; if requested.
-        dequantised: growkit's dequantised weights and those of transformers; of a quantised source.
-        other_parts: what two multimodal models have around their language models.
-        series: the series of a causal integral; if the target's integral is not exact.
-        trainability: whether the target and in particular its copies can learn; unless requested,
-            null if nothing was copied, or if that is unknown.
-        training: source and target trained side by side; if requested.
         device: the arithmetic of the device; if it is not a CPU.
     """
 
@@ -484,12 +361,6 @@ class Sections(Result):
     files: FilesSection
     logits: LogitsSection
     modes: ModesSection
-    adapter: Section | None = None
-    dequantised: Section | None = None
-    other_parts: Section | None = None
-    series: SeriesSection | None = None
-    trainability: TrainabilitySection | None = None
-    training: TrainingSection | None = None
     device: Section | None = None
 
     @property

@@ -68,6 +68,10 @@ def _object(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     properties = {name: _schema(kind, definitions) for name, kind in fields(declared).items()}
     text, others = "", False
     if declared is proof.Sections:  # a check in a file of its own may have any figures
+        for name, kind in registered("results", "SECTION").items():
+            summary = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:\n")[0]
+            properties[name] = _schema(kind | None, definitions)
+            properties[name]["description"] = " ".join(summary.split())
         others = {**_object(proof.Section, definitions), "additionalProperties": {}}
         others["type"] = ["object", "null"]
     for kind in reversed(declared.__mro__[: declared.__mro__.index(Result)]):

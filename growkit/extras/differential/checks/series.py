@@ -30,10 +30,11 @@ from growkit.extras.differential.modeling.differential_attention import (
     integral_series,
 )
 from growkit.extras.differential.modeling.modeling_diff_transformer import DiffTransformerAttention
+from growkit.extras.differential.results.series import SeriesError, SeriesSection
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
-from growkit.results.proof_result import Finding, SeriesError, SeriesSection
+from growkit.results.proof_result import Finding
 
 Errors = dict[str, tuple[float, float, float]]
 """By module: see ``SeriesError``."""

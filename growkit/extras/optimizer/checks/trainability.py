@@ -23,17 +23,14 @@ from growkit.engine.device import CPU, device_name
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
 from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
+from growkit.extras.optimizer.results.trainability import CopyDistance, TrainabilitySection
 from growkit.extras.optimizer.stored_gradients import Named, StoredGradients
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.transforms import Kept, Mapped, Subtensor, Transform
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
-from growkit.results.proof_result import (
-    CopyDistance,
-    Finding,
-    TrainabilitySection,
-)
+from growkit.results.proof_result import Finding
 
 EQUAL = 1e-9
 """Relative difference of two float64 gradients up to which they are equal except for rounding."""

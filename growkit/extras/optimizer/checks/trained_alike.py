@@ -32,6 +32,7 @@ from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import class_loss, load_model
 from growkit.extras.optimizer.grow_state import MOMENTS, GrownState, Optimizer, grown_moments
 from growkit.extras.optimizer.param_groups import Parameters, ParamGroup, class_updates
+from growkit.extras.optimizer.results.training import TrainingSection
 from growkit.extras.optimizer.state import ADAMW, MUON, STEP, State, open_state, written_in
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.model import Model
@@ -43,7 +44,7 @@ from growkit.proof.check import Check
 from growkit.proof.fingerprint import widest
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
-from growkit.results.proof_result import AGAIN, Finding, TrainingSection, counted
+from growkit.results.proof_result import AGAIN, Finding, counted
 
 RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
 """Settings of AdamW. All parameters decay, so that every factor has an effect."""

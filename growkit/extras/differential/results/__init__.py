@@ -1,0 +1,1 @@
+"""Sections on differential attention, one file each: ``SECTION``."""
