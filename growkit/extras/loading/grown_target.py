@@ -12,19 +12,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, full, main_dtype, slabs
+from growkit.engine.class_weights import planned_parameters
 from growkit.engine.device import check_subnormal_numbers
 from growkit.engine.loader import check_class
 from growkit.engine.recipe_planning import plan_recipe
 from growkit.engine.transformers_class import fit_experts, parsed
 from growkit.engine.transformers_internals import causal_class
 from growkit.engine.written_config import config_to_write
+from growkit.extras.optimizer.grow_state import GrownState, Optimizer
 from growkit.model.checkpoint.folder import GENERATION, read_json
 from growkit.model.checkpoint.publishing import own_hash
 from growkit.model.checkpoint.reading import Checkpoint, outlined
@@ -35,9 +38,6 @@ from growkit.planning.own_class import runnable
 from growkit.planning.recipe import Recipe, load_recipe, recipe_file
 from growkit.planning.updates import law_of
 from growkit.sources import family_for, find
-
-if TYPE_CHECKING:
-    from growkit.extras.optimizer.grow_state import GrownState
 
 
 class _Last:
@@ -180,8 +180,6 @@ class Grown:
         Raises:
             InputError: transformers has no class for the model, or the class does not fit.
         """
-        from growkit.engine.class_weights import planned_parameters
-
         weights, names = planned_parameters(self.target, self.config)
         plain = {name: weights.stored_as(of) for name, of in names.items()}
         return {
@@ -198,8 +196,6 @@ class Grown:
         """
         if self.recipe.optimizer is None:
             return None
-        from growkit.extras.optimizer.grow_state import Optimizer
-
         with outlined(self.target, self.config) as outline:
             optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)
             return optimizer.grown(outline, law_of(self.lineage))
@@ -237,8 +233,6 @@ def load(
         InputError: the recipe or the source cannot be used, transformers has no causal language
             model for the target, or the target has to be written first.
     """
-    from transformers import GenerationConfig
-
     grown = Grown(recipe, source, together=distributed_config is not None)
     opened, outcome = grown.source.opened, f"what {grown.source.where()} becomes"
     weights = runnable(grown.target)
