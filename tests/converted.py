@@ -16,51 +16,29 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 FILES = Path(__file__).with_name("converted_by")
-SMALL: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "vocab_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "vocab_size": 32}
+SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL |= {"max_position_embeddings": 64}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA3, "tie_word_embeddings": True, "head_dim": 8},
     "qwen3": {"head_dim": 8},
-    "gemma3_text": {
-        "head_dim": 8,
-        "num_hidden_layers": 6,
-        "sliding_window": 4,
-        "query_pre_attn_scalar": 8,
-    },
+    "gemma3_text": {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8},
     "mixtral": {"sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
+MODELS["gemma3_text"]["num_hidden_layers"] = 6
 """Keys of the config by type, beside those of ``SMALL``."""
 
 
-BLOCKS: dict[str, Any] = {
-    "hidden_size": 256,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-}
+BLOCKS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 32, "num_hidden_layers": 1}
+BLOCKS |= {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
 """Sizes of a model with rows that llama.cpp divides into blocks."""
 
 
-EXPERTS: dict[str, Any] = {
-    **MODELS["mixtral"],
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_local_experts": 2,
-}
+EXPERTS: dict[str, Any] = {**MODELS["mixtral"], "hidden_size": 64, "intermediate_size": 64}
+EXPERTS |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+EXPERTS |= {"num_local_experts": 2}
 """Sizes of a model with rows that MLX divides into blocks."""
 
 

@@ -43,14 +43,8 @@ class Kind:
     centred: bool = False
 
 
-SIZES: Config = {
-    "vocab_size": 29,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+SIZES: Config = {"vocab_size": 29, "num_hidden_layers": 2, "max_position_embeddings": 64}
+SIZES |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 
 
 def coin(choose: Random) -> bool:

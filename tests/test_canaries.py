@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 import growkit
 from tests.commands import cli
-from tests.files import Called, edit_config, with_tokenizer
+from tests.files import Called, edit_config, listed, with_tokenizer
 from tests.models import save_model
 
 MODULES = (
@@ -51,13 +51,7 @@ def plant(folder: Path, song: Path) -> None:
     (folder / "canary.yaml").write_text(f"!!python/object/apply:os.system ['touch {song}.yaml']\n")
 
 
-AUTO_MAP = {
-    "AutoConfig": "configuration_canary.Config",
-    "AutoModel": "modeling_canary.Model",
-    "AutoModelForCausalLM": "modeling_canary.LlamaForCausalLM",
-    "AutoTokenizer": [None, "tokenization_canary.Tokenizer"],
-    "AutoProcessor": "processing_canary.Processor",
-}
+AUTO_MAP: dict[str, Any] = listed("canaries", "auto_map")
 
 
 Place = Callable[[Path, Path], Any]
@@ -136,14 +130,7 @@ def songs(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("song*"))
 
 
-COMMANDS = {
-    "inspect": "inspect SOURCE",
-    "grow": "grow SOURCE OUT --hidden x2 QUICK",
-    "convert": "convert SOURCE OUT --to diff-v2 QUICK",
-    "verify": "verify SOURCE CLEAN QUICK",
-    "verify-other": "verify CLEAN SOURCE QUICK",
-    "run": "run SOURCE/canary.yaml",
-}
+COMMANDS: dict[str, str] = listed("canaries", "commands")
 SOME = ("inspect", "convert", "verify", "verify-other", "run")
 """Commands that meet a few of the places; growth meets all."""
 

@@ -65,15 +65,9 @@ class Deep:
         if self.config.get("hidden_size", 8) % 8:  # products with experts need whole 16 bytes
             self.dtype = torch.float32
         self.without_lists = coin(choose)
-        self.options: Config = choose.choice(
-            [
-                {"layers": "x1.5"},
-                {"layers": "x2"},
-                {"layers": 5, "place": "end"},
-                {"place": [0, 1, 1, 3]},
-                {"layers": 5, "place": choose.choice([0, 1, 2])},
-            ]
-        )
+        ways: list[Config] = [{"layers": "x1.5"}, {"layers": "x2"}, {"layers": 5, "place": "end"}]
+        ways += [{"place": [0, 1, 1, 3]}, {"layers": 5, "place": choose.choice([0, 1, 2])}]
+        self.options = choose.choice(ways)
 
     def save(self, folder: Path) -> Path:
         """The model, as transformers saves it; or as files from before lists were written."""

@@ -145,13 +145,8 @@ FORMS = [*dict.fromkeys(filter(None, ("transformers", *(one.name for one in form
 """Formats that growkit writes."""
 
 
-SIZES = {
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": GROUPS,
-    "hidden_size": HEADS * WIDTH,
-    "head_dim": WIDTH,
-    "num_hidden_layers": 2,
-}
+SIZES = {"num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "num_hidden_layers": 2}
+SIZES |= {"hidden_size": HEADS * WIDTH, "head_dim": WIDTH}
 
 
 UNSCALED = {"rope_type": "default", "rope_theta": 500000.0}

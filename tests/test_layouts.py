@@ -49,14 +49,7 @@ MODEL_TYPES = {
     "diff-transformer": "diff_transformer",
 }
 FOREIGN = ("microsoft", "microsoft-v2", "motif")
-V2 = {
-    "lambda_type": "projected",
-    "noise_keys": "shared",
-    "head_norm": "none",
-    "head_output_scale": "none",
-    "value_head_dim": 4,
-    "lambda_init": None,
-}
+V2: dict[str, Any] = listed("layouts", "DIFF V2")
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -30,13 +30,9 @@ from tests.models import load_strict, same_bits, save_model
 from tests.test_optimizer_state import FLAT, load_distributed, save_distributed, trained
 
 RANKS = 4
-SIZES = {
-    "vocab_size": 30,  # of which four processes have unequal parts
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 1,
-}
+SIZES = {"vocab_size": 30}  # of which four processes have unequal parts
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 24}
+SIZES |= {"num_hidden_layers": 1}
 BFLOAT16: dict[str, Any] = {"dtype": torch.bfloat16, **SIZES}
 CASES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
     "hypercloning": ("llama", BFLOAT16, [{"grow": "hypercloning", "hidden": "x2"}]),

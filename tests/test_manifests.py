@@ -187,13 +187,8 @@ CONVERTED = {
 DESCRIBED = ("arcee", "cwm", "exaone4", "seed_oss")
 """Types of which growkit has no family; some with windows."""
 
-COMMON: Json = {
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 64,
-    "eos_token_id": 2,
-    "bos_token_id": 1,
-    "pad_token_id": None,
-}
+COMMON: Json = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+COMMON |= {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": None}
 
 
 # Sound pairs

@@ -116,12 +116,8 @@ class Pair:
 FOUR_TO_ONE = (GrowStep("group-diff", {"hidden": "x2", "signal_heads": "x4"}),)
 LINEAR_ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
 DIFF_HEADS = {"num_key_value_heads": 4}
-V2 = {
-    "lambda_type": "projected",
-    "noise_keys": "shared",
-    "head_norm": "none",
-    "num_key_value_heads": 2,
-}
+V2 = {"lambda_type": "projected", "noise_keys": "shared", "head_norm": "none"}
+V2 |= {"num_key_value_heads": 2}
 SHARED = {"qk_projection": "shared", "shared_rank": 2}
 
 

@@ -20,7 +20,7 @@ from growkit.report.saving import page
 from growkit.report.terminal import training_hint
 from growkit.results.proof_result import next_step
 from tests.commands import cli
-from tests.files import edit_weights
+from tests.files import edit_weights, listed
 from tests.models import save_model
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\ud800\u202e\u2066\x9b"
@@ -136,20 +136,7 @@ def test_the_controls_see_what_a_page_would_load_and_tags_that_are_not_closed() 
         Tags(paged().replace("</section>", "", 1))
 
 
-LOSSES = "loss_source loss_target loss_source_native loss_target_native"
-SECTIONS = {
-    "Where and why it differs": "fault first_difference first_differing_layer first_lost_tensor",
-    "The numbers": "",
-    "Loss before and after": LOSSES,
-    "Inference modes": "modes",
-    "Error by layer": "by_layer",
-    "Logits, source against target": "logit_sample",
-    "KL by position": "kl_by_position",
-    "Can the new capacity train?": "trainability",
-    "What the low rank holds": "spectra kl_by_rank",
-    "How it was measured": "",
-    "How it was made": "",
-}
+SECTIONS: dict[str, str] = listed("report", "sections")
 
 
 def test_a_section_is_there_exactly_with_its_data() -> None:

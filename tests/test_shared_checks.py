@@ -29,12 +29,8 @@ from tests.test_mutations import swap
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SCOPES = ["head", "layer", "all_heads"]
 HEAD_DIM = 8
-HEADS: dict[str, Any] = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": HEAD_DIM,
-    "hidden_size": 32,
-}
+HEADS: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4}
+HEADS |= {"head_dim": HEAD_DIM, "hidden_size": 32}
 
 
 def compared(recipe: Recipe) -> Recovered:
