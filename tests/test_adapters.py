@@ -24,7 +24,7 @@ from tests.commands import cli
 from tests.families import FAMILIES, SIZES, Case, save
 from tests.files import edit_json, edit_weights, listed
 from tests.fuzz.odd import change, odd_safetensors
-from tests.models import load_strict, save_model, save_random, seeded
+from tests.models import distance, load_strict, save_model, save_random, seeded
 from tests.quantised import quantise
 
 peft = pytest.importorskip("peft")
@@ -72,16 +72,12 @@ def logits(model: Any, vocabulary: int = SIZES["vocab_size"]) -> Tensor:
         return model(input_ids=ids, use_cache=False).logits[0, :, :vocabulary]
 
 
-def error(expected: Tensor, found: Tensor) -> float:
-    return float((expected - found).abs().max() / expected.square().mean().sqrt())
-
-
 def grown_error(source: Path, adapter: Path, out: Path, **way: Any) -> float:
     """Grow both; how far their logits are apart, while the adapter does something."""
     growkit.grow(source, out, adapter=adapter, verify=False, **way)
     expected, plain = logits(with_adapter(source, adapter)), logits(load_strict(source))
-    assert error(plain, expected) > 1e-3
-    return error(expected, logits(with_adapter(out, out / "adapter")))
+    assert distance(plain, expected) > 1e-3
+    return distance(expected, logits(with_adapter(out, out / "adapter")))
 
 
 def save_kind(folder: Path, kind: str) -> Path:
@@ -136,7 +132,7 @@ def test_adapter_of_single_experts(tmp_path: Path) -> None:
     assert result.kept
     out = tmp_path / "out"
     expected, found = with_adapter(source, adapter), with_adapter(out, out / "adapter")
-    assert error(logits(expected), logits(found)) < 1e-12
+    assert distance(logits(expected), logits(found)) < 1e-12
 
 
 def test_adapter_in_float8(tmp_path: Path) -> None:
@@ -414,7 +410,7 @@ def test_adapter_of_a_quantised_model(tmp_path: Path) -> None:
     adapter, out = save_adapter(plain, tmp_path / "adapter", **FEW), tmp_path / "out"
     assert growkit.grow(source, out, hidden="x2", adapter=adapter, verify=PROOF).kept
     expected, found = with_adapter(plain, adapter), with_adapter(out, out / "adapter")
-    assert error(logits(expected), logits(found)) < 1e-12
+    assert distance(logits(expected), logits(found)) < 1e-12
 
 
 def test_peft_is_for_the_proof_alone(

@@ -69,13 +69,12 @@ def test_every_weight_is_what_transformers_loads(
     assert [name for name in found if not same_bits(found[name], expected[name])] == []
 
 
-@pytest.mark.parametrize("kind", ["mixtral"])
-def test_a_changed_bit_shows(kind: str, tmp_path: Path) -> None:
+def test_a_changed_bit_shows(tmp_path: Path) -> None:
     """The control."""
-    folder = save(kind, tmp_path / "model")
+    folder = save("mixtral", tmp_path / "model")
     before = loaded(folder, torch.float32)
     with edit_weights(folder) as tensors:
-        name = next(name for name in tensors if "w3" in name or "embed_out" in name)
+        name = next(name for name in tensors if "w3" in name)
         tensors[name].view(torch.int32).view(-1)[5] ^= 1
     after = lent(folder, torch.float32)
     assert sum(not same_bits(before[name], after[name]) for name in before) == 1

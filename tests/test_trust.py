@@ -78,15 +78,13 @@ def test_links_and_pipes(kind: str, name: str, source: Path, sound: Path) -> Non
     assert name in refused_by_all(source, sound)
 
 
-def test_links_in_a_folder_that_is_carried_along(source: Path, sound: Path) -> None:
+def test_a_companion_of_any_size_and_a_link_among_templates(source: Path, sound: Path) -> None:
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "tool.jinja").symlink_to(Path(__file__))
     assert "tool.jinja leads out of the folder" in refused_by_all(source, sound)
-
-
-def test_a_companion_of_any_size(source: Path, sound: Path) -> None:
-    with (source / "tokenizer.json").open("wb") as file:
-        file.truncate(100 << 30)
+    shutil.rmtree(source / "additional_chat_templates")
+    (source / "tokenizer.json").touch()
+    os.truncate(source / "tokenizer.json", 100 << 30)
     assert "tokenizer.json is larger than" in refused_by_all(source, sound)
 
 
@@ -218,7 +216,9 @@ def test_what_is_printed_of_a_folder(source: Path) -> None:
 def test_written_files_steer_no_terminal(source: Path, tmp_path: Path) -> None:
     edit_config(source, note=STEERING)
     said = ("--prompts", 1, "--length", 10, "--report", tmp_path / "report.json")
-    assert cli("grow", source, tmp_path / "out", "--hidden", "x2", *said).exit_code == 0
+    result = cli("grow", source, tmp_path / "out", "--hidden", "x2", *said, "--json")
+    assert json.loads(result.stdout)["verification"]["kept"]
+    assert all(char.isprintable() or char == "\n" for char in result.stdout)
     for file in (tmp_path / "report.json", *(tmp_path / "out").glob("*.json")):
         assert all(char.isprintable() or char == "\n" for char in file.read_text("utf-8"))
     assert json.loads((tmp_path / "out" / "config.json").read_text())["note"] == STEERING
