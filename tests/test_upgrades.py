@@ -195,6 +195,22 @@ def test_windows_that_a_config_leaves_to_its_class_are_refused(
         growkit.convert(source, tmp_path / "out", upgrade, verify=QUICK, dry_run=True)
 
 
+@pytest.mark.parametrize("factor", [1.0, 12.0])
+def test_a_factor_that_embeddings_in_place_of_ids_lose_is_told(
+    factor: float, tmp_path: Path
+) -> None:
+    source = save_model(tmp_path / "source", "granite", embedding_multiplier=factor)
+    out, ids = tmp_path / "out", torch.arange(12)[None]
+    warnings = growkit.convert(source, out, "hybrid", verify=False)["warnings"]
+    assert [("inputs_embeds" in warning) for warning in warnings] == [True] * (factor != 1)
+    logits = []
+    for model, scale in ((load_strict(source), 1.0), (load_strict(out), factor)):
+        with strict_float64(), torch.no_grad():
+            embeddings = model.get_input_embeddings()(ids)
+            logits.append(model(inputs_embeds=embeddings * scale).logits)
+    assert distance(*logits) < 1e-12
+
+
 @pytest.mark.parametrize(("options", "reason"), listed("upgrades", "options of ranks"))
 def test_options_that_do_not_fit_are_refused_before_anything_is_written(
     options: dict[str, Any], reason: str, tmp_path: Path

@@ -83,9 +83,15 @@ class ParallelMixer(Operation):
                 f"mixer_heads {heads} does not divide hidden {hidden} of {source.where()}; choose "
                 "a divisor"
             )
+        warnings = []
         if "residual_multiplier" not in target.defaults:  # Falcon-H1 has other names for it
             config = {key: value for key, value in config.items() if key not in UNKNOWN}
             config |= _multipliers(source.complete, sizes["head_dim"])
+            if (factor := config["embedding_multiplier"]) != 1:
+                warnings.append(
+                    f"{target.one} does not multiply inputs_embeds by embedding_multiplier "
+                    f"{factor:g}, as {source.family.one} does; multiply what you pass there"
+                )
         config |= SETTINGS | {
             "mamba_d_ssm": hidden,
             "mamba_n_heads": heads,
@@ -104,7 +110,7 @@ class ParallelMixer(Operation):
 
         plan = rewrite(source, target, config, special)
         waits = {name for name in plan.by_target if ".mamba." in name and ".out_proj." not in name}
-        return Change([replace(plan, waits=frozenset(waits))])
+        return Change([replace(plan, waits=frozenset(waits))], warnings=warnings)
 
 
 def _multipliers(config: Config, width: int) -> Config:
