@@ -1,15 +1,17 @@
 """Models that other programs converted: ``tests/converted_by``, and the sources they are made of.
 
 ``python -m tests.converted PROGRAM`` makes the files again, in an environment of the program:
-litgpt or, followed by the folder of its sources and that of its ``gguf-py``, llama.cpp. The weights
-of a source follow from their names, without random numbers.
+litgpt, mlx, torchtune, megatron or, followed by the folder of its sources and that of its
+``gguf-py``, llama.cpp. The weights of a source follow from their names, without random numbers.
 """
 
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -191,9 +193,79 @@ def torchtune(source: Path, out: Path) -> None:
         shutil.copy(saved / file, folder)
 
 
+def megatron(source: Path, out: Path) -> None:
+    """Load what growkit writes with Megatron-Core on a CPU, compare its logits, and save it."""
+    from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.moe import moe_utils
+
+    import growkit
+
+    torch.cuda.current_device = lambda: "cpu"
+    torch.cuda.synchronize = lambda *_: None
+    tensor_parallel.get_cuda_rng_tracker = lambda: SimpleNamespace(fork=nullcontext)
+    moe_utils.te_general_gemm = None
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", f"file://{source}.store", rank=0, world_size=1)
+        parallel_state.initialize_model_parallel()
+    theirs = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    config, kind = theirs.config, theirs.config.model_type
+    experts: dict[str, Any] = {"num_moe_experts": getattr(config, "num_local_experts", None)}
+    if experts["num_moe_experts"]:
+        experts |= {"moe_router_topk": config.num_experts_per_tok}
+        experts |= {"moe_token_dispatcher_type": "allgather"}
+    of_layers = TransformerConfig(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_hidden_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=config.num_key_value_heads,
+        kv_channels=theirs.model.layers[0].self_attn.head_dim,
+        layernorm_epsilon=config.rms_norm_eps,
+        activation_func=torch.nn.functional.silu,
+        normalization="RMSNorm",
+        **dict.fromkeys(("gated_linear_unit", "use_cpu_initialization"), True),
+        **dict.fromkeys(("add_bias_linear", "gradient_accumulation_fusion"), False),
+        **dict.fromkeys(("hidden_dropout", "attention_dropout"), 0.0),
+        qk_layernorm=kind == "qwen3",
+        **experts,
+    )
+    rope = config.rope_parameters
+    model = GPTModel(
+        of_layers,
+        get_gpt_layer_local_spec(
+            experts["num_moe_experts"], qk_layernorm=kind == "qwen3", normalization="RMSNorm"
+        ),
+        config.vocab_size,
+        config.max_position_embeddings,
+        parallel_output=False,
+        share_embeddings_and_output_weights=config.tie_word_embeddings,
+        position_embedding_type="rope",
+        rotary_base=rope["rope_theta"],
+        rope_scaling=rope["rope_type"] == "llama3",
+    ).eval()
+    growkit.convert(source, source.with_name("own"), "megatron", verify=False)
+    state = dist_checkpointing.load(model.sharded_state_dict(), str(source.with_name("own")))
+    model.load_state_dict(state)
+    ids = torch.arange(config.max_position_embeddings)[None] * 7 % config.vocab_size
+    seen = torch.ones(*ids.shape, ids.shape[1], dtype=torch.bool).triu(1)[None]
+    with torch.no_grad():
+        logits = model(ids, torch.arange(ids.shape[1])[None], seen)
+        torch.testing.assert_close(logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
+    folder = out.with_suffix(".megatron")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    dist_checkpointing.save(model.bfloat16().sharded_state_dict(), str(folder))
+    for file in ("config.json", "generation_config.json"):
+        shutil.copy(source / file, folder)
+
+
 PROGRAMS = {"llama.cpp": llama_cpp, "litgpt": litgpt, "mlx": mlx, "torchtune": torchtune}
-OF_TORCHTUNE = ("llama", "qwen2")
-"""Types of models of which torchtune's files are here."""
+PROGRAMS |= {"megatron": megatron}
+OF_TORCHTUNE, OF_MEGATRON = ("llama", "qwen2"), ("llama", "mixtral", "qwen3")
+"""Types of models of which files of these programs are here."""
 
 
 def main(program: str, *sources: str) -> None:
@@ -208,7 +280,8 @@ def main(program: str, *sources: str) -> None:
             mlx_blocks(
                 save_source(Path(scratch) / "mixtral", "mixtral", EXPERTS), FILES / "mixtral"
             )
-    for kind in OF_TORCHTUNE if program == "torchtune" else MODELS:
+    kinds = {"torchtune": OF_TORCHTUNE, "megatron": OF_MEGATRON}
+    for kind in kinds.get(program, MODELS):
         with TemporaryDirectory() as scratch:
             PROGRAMS[program](save_source(Path(scratch) / kind, kind), FILES / kind)
 

@@ -25,7 +25,15 @@ from growkit.base.errors import InputError
 from growkit.model.checkpoint.format import formats
 from growkit.sources import find
 from tests.commands import cli
-from tests.converted import BLOCKS, EXPERTS, FILES, MODELS, OF_TORCHTUNE, save_source
+from tests.converted import (
+    BLOCKS,
+    EXPERTS,
+    FILES,
+    MODELS,
+    OF_MEGATRON,
+    OF_TORCHTUNE,
+    save_source,
+)
 from tests.files import edit_config, edit_weights, listed
 from tests.models import relative_error, save_model
 
@@ -475,75 +483,54 @@ def test_files_of_metas_ranks_are_put_together(tmp_path: Path, by_columns: bool)
         assert all(state[name].equal(full_state[name]) for name in state)
 
 
+def of_distributed(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What torch.distributed.checkpoint lists in a folder, and the tensors among it."""
+    listed = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    entries = {name: getattr(entry, "size", None) for name, entry in listed.items()}
+    state = {
+        name: torch.zeros(size, dtype=torch.bfloat16) for name, size in entries.items() if size
+    }
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    return entries, state
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", ["llama", "mixtral", "qwen3"])
+@pytest.mark.parametrize("kind", OF_MEGATRON)
 def test_a_checkpoint_of_megatron_core_is_its_source(tmp_path: Path, kind: str) -> None:
-    """In the layout that it publishes: stacked layers and experts, a padded vocabulary."""
-    source, out = save_model(tmp_path / "source", kind), tmp_path / "out"
-    config = json.loads((source / "config.json").read_text())
-    weights = load_file(source / "model.safetensors")
-    state = {"decoder.final_layernorm.weight": weights.pop("model.norm.weight")}
-    for own, name in (
-        ("embedding.word_embeddings", "model.embed_tokens"),
-        ("output_layer", "lm_head"),
-    ):
-        state[f"{own}.weight"] = torch.nn.functional.pad(
-            weights.pop(f"{name}.weight"), (0, 0, 0, 3)
-        )
-
-    def layers(name: str) -> list[torch.Tensor]:
-        count = config["num_hidden_layers"]
-        return [weights.pop(f"model.layers.{layer}.{name}.weight") for layer in range(count)]
-
-    groups = config["num_key_value_heads"]
-    parts = [layers(f"self_attn.{which}_proj") for which in "qkv"]
-    fused = [
-        torch.cat(
-            [part for group in zip(*(t.chunk(groups) for t in of), strict=True) for part in group]
-        )
-        for of in zip(*parts, strict=True)
-    ]
-    state["decoder.layers.self_attention.linear_qkv.weight"] = torch.stack(fused)
-    renamed = {
-        "self_attention.linear_qkv.layer_norm_weight": "input_layernorm",
-        "self_attention.linear_proj.weight": "self_attn.o_proj",
-    }
-    if kind == "qwen3":
-        renamed |= {f"self_attention.{k}_layernorm.weight": f"self_attn.{k}_norm" for k in "qk"}
-    if kind == "mixtral":
-        renamed["pre_mlp_layernorm.weight"] = "post_attention_layernorm"
-        renamed["mlp.router.weight"] = "block_sparse_moe.gate"
-        experts = [
-            [layers(f"block_sparse_moe.experts.{n}.{which}") for which in ("w1", "w3", "w2")]
-            for n in range(config["num_local_experts"])
-        ]
-        both = [[torch.cat(pair) for pair in zip(gate, up, strict=True)] for gate, up, _ in experts]
-        for name, of_experts in (("fc1", both), ("fc2", [down for *_, down in experts])):
-            stacked = torch.stack([torch.stack(of) for of in zip(*of_experts, strict=True)])
-            state[f"decoder.layers.mlp.experts.experts.linear_{name}.weight"] = stacked
-    else:
-        renamed["mlp.linear_fc1.layer_norm_weight"] = "post_attention_layernorm"
-        renamed["mlp.linear_fc2.weight"] = "mlp.down_proj"
-        pairs = zip(layers("mlp.gate_proj"), layers("mlp.up_proj"), strict=True)
-        state["decoder.layers.mlp.linear_fc1.weight"] = torch.stack([torch.cat(p) for p in pairs])
-    state |= {f"decoder.layers.{own}": torch.stack(layers(name)) for own, name in renamed.items()}
-    assert not weights
-    state["optimizer.state.exp_avg.decoder.final_layernorm.weight"] = torch.ones(3)
-    dcp.save(state, checkpoint_id=out, no_dist=True)
-    for name in ("config.json", "generation_config.json"):
-        shutil.copy(source / name, out)
-    result = growkit.verify(source, out, QUICK)
+    """Layers and experts are stacked, and modules have states of their own, which are empty."""
+    source, theirs = save_source(tmp_path / "source", kind), FILES / f"{kind}.megatron"
+    result = growkit.verify(source, theirs, QUICK)
     assert result["verdict"] == "preserved"
     assert result["sections"]["weights"]["recovered"]
-    state["decoder.layers.self_attention.linear_qkv.weight"][1, -1] *= (
-        2  # the last row is a value's
-    )
-    shutil.rmtree(out)
-    dcp.save(state, checkpoint_id=out, no_dist=True)
-    shutil.copy(source / "config.json", out)
-    fault = growkit.verify(source, out, QUICK)["fault"]
-    assert fault["tensor"] == "model.layers.1.self_attn.v_proj.weight"
+    growkit.convert(source, tmp_path / "own", "megatron", verify=False)
+    (entries, state), (own, written) = map(of_distributed, (theirs, tmp_path / "own"))
+    assert entries.items() <= own.items()
+    assert all(written[name].equal(tensor) for name, tensor in state.items())
+    for file in ("common.pt", "metadata.json"):
+        assert (tmp_path / "own" / file).read_bytes()
+    table = "embedding.word_embeddings.weight"
+    state[table] = torch.nn.functional.pad(state[table], (0, 0, 0, 3))  # as it may be
+    state["optimizer.state.exp_avg.decoder.final_layernorm.weight"] = torch.ones(3)
+    out = tmp_path / "out"
+    for factor in (1, 2):
+        state["decoder.layers.self_attention.linear_qkv.weight"][1, -1] *= factor  # of a value
+        shutil.rmtree(out, ignore_errors=True)
+        dcp.save(state, checkpoint_id=out, no_dist=True)
+        for name in ("config.json", "generation_config.json"):
+            shutil.copy(source / name, out)
+        result = growkit.verify(source, out, QUICK)
+        assert (result["verdict"] == "preserved") == (factor == 1)
+    assert result["fault"]["tensor"] == "model.layers.1.self_attn.v_proj.weight"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_layers_that_differ_have_names_of_their_own_in_megatron_core(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "qwen3_moe", mlp_only_layers=[0])
+    assert growkit.convert(source, tmp_path / "out", "megatron", verify=QUICK)["kept"]
+    names = of_distributed(tmp_path / "out")[0]
+    assert "decoder.layers.0.mlp.linear_fc1.weight" in names
+    assert "decoder.layers.1.mlp.experts.experts.linear_fc1._extra_state/shard_0_2" in names
 
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"

@@ -57,6 +57,9 @@ CLASSES = {
         "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.planner": {  # the plans that Megatron-Core keeps in its lists
+        *("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData"),
+    },
     "torch.serialization": {"_get_layout"},
     "torch": {"Size", "complex32", "complex64", "complex128", *STORED_NAMES.values()},
     "collections": {"OrderedDict"},
@@ -386,42 +389,69 @@ def write_list(
         values: all other entries (plain values or small tensors), by name.
         path: finds the path of an entry in nested states, by its name.
     """
-    entries = _places(shards, names)
+    stored = _entries(shards)
+    entries = {name: stored[own] for name, own in names.items()}
     if values:
         with (folder / VALUES).open("wb") as stream:
             for name, value in values.items():
                 tensor, start = isinstance(value, torch.Tensor), stream.tell()
                 torch_archive.save_archive(value.clone() if tensor else value, stream)
-                kind = (value.dtype, value.shape) if tensor else (None, torch.Size())
-                entries[name] = *kind, storage_info(VALUES, start, stream.tell() - start)
+                place = storage_info(VALUES, start, stream.tell() - start)
+                dtype, shape = (value.dtype, tuple(value.shape)) if tensor else (None, ())
+                entries[name] = Entry(dtype, shape, [place])
     (folder / LIST).write_bytes(_pickled(entries, path))
 
 
-def list_of(shards: Sequence[Shard], names: Mapping[str, str] = MappingProxyType({})) -> bytes:
+class Entry(NamedTuple):
+    """An entry to be listed.
+
+    Attributes:
+        dtype: the dtype of a tensor; None for a plain value.
+        shape: the shape of a tensor.
+        places: the places in the files of its parts, which follow each other in its first
+            dimension and have the same size there.
+    """
+
+    dtype: "torch.dtype | None"
+    shape: Sizes
+    places: Sequence[Any]
+
+
+def list_of(
+    shards: Sequence[Shard],
+    names: Mapping[str, str] = MappingProxyType({}),
+    stacks: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    values: Mapping[str, Any] = MappingProxyType({}),
+) -> bytes:
     """The contents of the list of entries of these files.
 
     Args:
         shards: all files of tensors.
         names: see ``write_list``; the names in the files are added.
+        stacks: the parts of a tensor by its name, which are not listed by themselves: names in the
+            shards of tensors of the same shape, of which the first dimension is 1.
+        values: the places of plain values, by name.
     """
-    own = {name: name for shard in shards for name in shard.tensors}
-    return _pickled(_places(shards, own | {**names}), lambda name: (name,))
+    stored = _entries(shards)
+    listed = dict(stored) | {name: stored[own] for name, own in names.items()}
+    for name, parts in stacks.items():
+        first, *_ = those = [listed.pop(part) for part in parts]
+        shape = len(those), *first.shape[1:]
+        listed[name] = Entry(first.dtype, shape, [entry.places[0] for entry in those])
+    listed |= {name: Entry(None, (), [place]) for name, place in values.items()}
+    return _pickled(listed, lambda name: (name,))
 
 
-Entry = tuple["torch.dtype | None", "torch.Size", Any]
-"""Dtype and shape of an entry (None and empty for a plain value), and its place."""
-
-
-def _places(shards: Sequence[Shard], names: Mapping[str, str]) -> dict[str, Entry]:
-    """The entries of tensors in shards, by name; see ``write_list``."""
+def _entries(shards: Sequence[Shard]) -> dict[str, Entry]:
+    """The entries of the tensors in shards, by their names there."""
     stored: dict[str, Entry] = {}
     for shard in shards:
         for name, info in shard.tensors.items():
             before, after = map(len, _frame_of(info))
             start, length = shard.offsets[name] - before, before + info.bytes + after
             place = storage_info(shard.name, start, length)
-            stored[name] = info.torch_dtype, torch.Size(info.shape), place
-    return {name: stored[stored_as] for name, stored_as in names.items()}
+            stored[name] = Entry(info.torch_dtype, info.shape, [place])
+    return stored
 
 
 def _pickled(entries: Mapping[str, Entry], path: Callable[[str], tuple[str | int, ...]]) -> bytes:
@@ -430,22 +460,33 @@ def _pickled(entries: Mapping[str, Entry], path: Callable[[str], tuple[str | int
     from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 
     listed = metadata.Metadata({}, {}, {}, metadata.StorageMeta(), version=CURRENT_DCP_VERSION)
-    for name, (dtype, size, place) in entries.items():
-        offsets = torch.Size([0] * len(size)) if dtype else None
+    for name, (dtype, shape, places) in entries.items():
+        about = metadata_of(dtype, shape, len(places))
         listed.planner_data[name] = path(name)
-        listed.storage_data[metadata.MetadataIndex(name, offsets)] = place
-        listed.state_dict_metadata[name] = metadata_of(dtype, size)
+        listed.state_dict_metadata[name] = about
+        offsets = [chunk.offsets for chunk in about.chunks] if dtype else [None]
+        for offset, place in zip(offsets, places, strict=True):
+            listed.storage_data[metadata.MetadataIndex(name, offset)] = place
     return pickle.dumps(listed, protocol=4)
 
 
-def metadata_of(dtype: "torch.dtype | None", size: Sequence[int]) -> Any:
-    """What a list says of an entry: a tensor in one part, or a plain value without a dtype."""
+def metadata_of(dtype: "torch.dtype | None", shape: Sequence[int], parts: int = 1) -> Any:
+    """What a list says of an entry: a tensor, or a plain value without a dtype.
+
+    Args:
+        dtype: of the tensor.
+        shape: of the tensor.
+        parts: number of parts of the same size along its first dimension.
+    """
     from torch.distributed.checkpoint import metadata
 
     if dtype is None:
         return metadata.BytesStorageMetadata()
-    chunk = metadata.ChunkStorageMetadata(torch.Size([0] * len(size)), torch.Size(size))
-    return metadata.TensorStorageMetadata(metadata.TensorProperties(dtype), chunk.sizes, [chunk])
+    size = torch.Size([length // parts for length in shape[:1]] + [*shape[1:]])
+    starts = [[part * length for length in size[:1]] + [0] * len(size[1:]) for part in range(parts)]
+    chunks = [metadata.ChunkStorageMetadata(torch.Size(start), size) for start in starts]
+    properties = metadata.TensorProperties(dtype)
+    return metadata.TensorStorageMetadata(properties, torch.Size(shape), chunks)
 
 
 @lru_cache(maxsize=1024)

@@ -1,5 +1,6 @@
 """Archives as ``torch.save`` writes them, planned from headers; tensors follow as a stream."""
 
+import io
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
@@ -104,6 +105,13 @@ def checksum_places(file: Path, offsets: Mapping[str, int]) -> dict[str, list[in
             stream.seek(at + 28)
             at += CENTRAL + sum(struct.unpack("<HHH", stream.read(6)))
     return {name: places[offset] for name, offset in offsets.items()}
+
+
+def archive_of(content: Any) -> bytes:
+    """The bytes that ``torch.save`` writes."""
+    stream = io.BytesIO()
+    save_archive(content, stream)
+    return stream.getvalue()
 
 
 def save_archive(content: Any, stream: IO[bytes]) -> None:
