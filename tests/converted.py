@@ -1,8 +1,8 @@
 """Models that other programs converted: ``tests/converted_by``, and the sources they are made of.
 
 ``python -m tests.converted PROGRAM`` makes the files again, in an environment of the program:
-litgpt, mlx, torchtune, megatron or, followed by the folder of its sources and that of its
-``gguf-py``, llama.cpp. The weights of a source follow from their names, without random numbers.
+litgpt, mlx, torchtune, torchtitan, megatron or, followed by the folder of its sources and that of
+its ``gguf-py``, llama.cpp. The weights of a source follow from their names, without random numbers.
 """
 
 import json
@@ -262,10 +262,60 @@ def megatron(source: Path, out: Path) -> None:
         shutil.copy(source / file, folder)
 
 
+def torchtitan(source: Path, out: Path) -> None:
+    """Load what growkit writes with torchtitan, compare its logits, and save it."""
+    from torch.distributed import checkpoint
+    from torch.nn.attention.flex_attention import create_block_mask
+    from torchtitan.models import common, qwen3
+
+    import growkit
+
+    theirs = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    config = theirs.config
+    width, longest, rows = config.hidden_size, config.max_position_embeddings, config.vocab_size
+    layers = qwen3._build_qwen3_layers(
+        n_layers=config.num_hidden_layers,
+        dim=width,
+        n_heads=config.num_attention_heads,
+        n_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        hidden_dim=config.intermediate_size,
+        rope=common.CosSinRoPE.Config(
+            dim=config.head_dim, max_seq_len=longest, theta=config.rope_parameters["rope_theta"]
+        ),
+        attn_backend="flex",
+    )
+    model = qwen3.Qwen3Model.Config(
+        dim=width,
+        vocab_size=rows,
+        norm=qwen3._qwen3_norm(width),
+        tok_embeddings=common.Embedding.Config(num_embeddings=rows, embedding_dim=width),
+        lm_head=common.Linear.Config(in_features=width, out_features=rows),
+        layers=layers,
+    ).build()
+    growkit.convert(source, source.with_name("own"), "torchtitan", verify=False)
+    state = model.state_dict()
+    checkpoint.load(state, checkpoint_id=source.with_name("own"), no_dist=True)
+    model.load_state_dict(state)
+    ids = torch.arange(longest)[None] * 7 % rows
+    mask = create_block_mask(lambda _b, _h, q, k: q >= k, 1, None, longest, longest, device="cpu")
+    with torch.no_grad():
+        logits = model(ids, torch.arange(longest)[None], mask)
+        torch.testing.assert_close(logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
+    folder = out.with_suffix(".torchtitan")
+    checkpoint.save(model.bfloat16().state_dict(), checkpoint_id=folder, no_dist=True)
+    for file in ("config.json", "generation_config.json"):
+        shutil.copy(source / file, folder)
+
+
 PROGRAMS = {"llama.cpp": llama_cpp, "litgpt": litgpt, "mlx": mlx, "torchtune": torchtune}
-PROGRAMS |= {"megatron": megatron}
-OF_TORCHTUNE, OF_MEGATRON = ("llama", "qwen2"), ("llama", "mixtral", "qwen3")
-"""Types of models of which files of these programs are here."""
+PROGRAMS |= {"megatron": megatron, "torchtitan": torchtitan}
+TYPES = {
+    "torchtune": ("llama", "qwen2"),
+    "megatron": ("llama", "mixtral", "qwen3"),
+    "torchtitan": ("qwen3",),
+}
+"""Types of models of which files of a program are here, if not all of ``MODELS``."""
 
 
 def main(program: str, *sources: str) -> None:
@@ -280,8 +330,7 @@ def main(program: str, *sources: str) -> None:
             mlx_blocks(
                 save_source(Path(scratch) / "mixtral", "mixtral", EXPERTS), FILES / "mixtral"
             )
-    kinds = {"torchtune": OF_TORCHTUNE, "megatron": OF_MEGATRON}
-    for kind in kinds.get(program, MODELS):
+    for kind in TYPES.get(program, MODELS):
         with TemporaryDirectory() as scratch:
             PROGRAMS[program](save_source(Path(scratch) / kind, kind), FILES / kind)
 

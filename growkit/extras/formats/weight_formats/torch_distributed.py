@@ -41,33 +41,27 @@ class Distributed(Format):
         return [open_model(folder)]
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
-        """See ``Format``; the class's names are added if the files have those of transformers."""
-        tensors, names = self.from_transformers(model, config), dict[str, str]()
-        if tensors is model:
-            names = _class_names(model, model.family.named(model.config))
+        """See ``Format``."""
+        tensors = self.from_transformers(model, config)
         shards = distributed_shards(tensors.tensors, shard_bytes)
-        return Output(tensors, shards, {LIST: list_of(shards, names)})
+        return Output(tensors, shards, {LIST: list_of(shards, self.aliases(model))})
 
+    def aliases(self, model: Model) -> Mapping[str, str]:
+        """The stored names of tensors by further names under which a program loads them.
 
-def _class_names(weights: Model, config: Config) -> dict[str, str]:
-    """Map parameters and buffers to tensors in the files that are equal but for the name.
+        Those of the class in transformers: of parameters and buffers, tied ones included, that are
+        equal to a stored tensor but for the name; none if it has no class for the model.
 
-    Tied parameters are included. Parameters that the class makes from several tensors are left out.
-    The mapping is empty if transformers has no class for the model.
+        Raises:
+            InputError: the model does not fit the class.
+        """
+        from growkit.engine.class_weights import planned_parameters  # imports torch
 
-    Args:
-        weights: a planned checkpoint.
-        config: contents of its ``config.json``.
-
-    Raises:
-        InputError: the checkpoint does not fit the class.
-    """
-    from growkit.engine.class_weights import planned_parameters  # imports torch
-
-    if substitute(config):
-        return {}
-    of_class, names = planned_parameters(weights, config)
-    return {name: plain for name, of in names.items() if (plain := of_class.stored_as(of))}
+        config = model.family.named(model.config)
+        if substitute(config):
+            return {}
+        of_class, names = planned_parameters(model, config)
+        return {name: plain for name, of in names.items() if (plain := of_class.stored_as(of))}
 
 
 def open_model(folder: Folder) -> DistributedFile:
