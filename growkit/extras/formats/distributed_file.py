@@ -398,11 +398,11 @@ def write_list(
                 torch_archive.save_archive(value.clone() if tensor else value, stream)
                 place = storage_info(VALUES, start, stream.tell() - start)
                 dtype, shape = (value.dtype, tuple(value.shape)) if tensor else (None, ())
-                entries[name] = Entry(dtype, shape, [place])
+                entries[name] = ListEntry(dtype, shape, [place])
     (folder / LIST).write_bytes(_pickled(entries, path))
 
 
-class Entry(NamedTuple):
+class ListEntry(NamedTuple):
     """An entry to be listed.
 
     Attributes:
@@ -437,24 +437,26 @@ def list_of(
     for name, parts in stacks.items():
         first, *_ = those = [listed.pop(part) for part in parts]
         shape = len(those), *first.shape[1:]
-        listed[name] = Entry(first.dtype, shape, [entry.places[0] for entry in those])
-    listed |= {name: Entry(None, (), [place]) for name, place in values.items()}
+        listed[name] = ListEntry(first.dtype, shape, [entry.places[0] for entry in those])
+    listed |= {name: ListEntry(None, (), [place]) for name, place in values.items()}
     return _pickled(listed, lambda name: (name,))
 
 
-def _entries(shards: Sequence[Shard]) -> dict[str, Entry]:
+def _entries(shards: Sequence[Shard]) -> dict[str, ListEntry]:
     """The entries of the tensors in shards, by their names there."""
-    stored: dict[str, Entry] = {}
+    stored: dict[str, ListEntry] = {}
     for shard in shards:
         for name, info in shard.tensors.items():
             before, after = map(len, _frame_of(info))
             start, length = shard.offsets[name] - before, before + info.bytes + after
             place = storage_info(shard.name, start, length)
-            stored[name] = Entry(info.torch_dtype, info.shape, [place])
+            stored[name] = ListEntry(info.torch_dtype, info.shape, [place])
     return stored
 
 
-def _pickled(entries: Mapping[str, Entry], path: Callable[[str], tuple[str | int, ...]]) -> bytes:
+def _pickled(
+    entries: Mapping[str, ListEntry], path: Callable[[str], tuple[str | int, ...]]
+) -> bytes:
     """The contents of a list of entries; see ``write_list``."""
     from torch.distributed.checkpoint import metadata
     from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
