@@ -224,40 +224,28 @@ def verify_command(
                 "with --logits alone, the file has the tokens, and SRC runs on the CPU; leave out "
                 "the other options, or name OUT"
             )
-        return _verify_logits(source, logits, destination)
     from growkit.proof.preflight import check_settings
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
 
     reads = [path for path in (settings.text, optimizer, adapter, *logits) if path]
-    one, other = find(source), find(target)
-    inputs = Inputs([one.folder, other.folder, *reads])
+    one, other = find(source), None if target is None else find(target)
+    folders = [model.folder for model in (one, other) if model]
+    inputs = Inputs([*folders, *reads])
     check_report(destination.report, inputs)
-    before, _ = open_both(one, other)
-    check_settings(settings, before, adapter=adapter is not None)
-    from growkit.pipeline.verifying import verify  # takes seconds
+    result: Any
+    if other is None:
+        from growkit.extras.program_logits.logits_alone import verify_logits  # takes seconds
 
-    proved = one.name, other.name
-    result = verify(
-        *proved, settings, optimizer=optimizer, adapter=adapter, logits=logits, progress=Bars()
-    )
-    write_report(result, destination.report, inputs, [other.folder], [one.folder, other.folder])
-    print_result(result, destination.json, destination.report)
-    return 0 if result["kept"] else 1
+        result = verify_logits(one.name, logits, progress=Bars())
+    else:
+        before, _ = open_both(one, other)
+        check_settings(settings, before, adapter=adapter is not None)
+        from growkit.pipeline.verifying import verify  # takes seconds
 
-
-def _verify_logits(source: Path, logits: Sequence[Path], destination: cli.Destination) -> int:
-    """Compare logits with the source alone; return the exit code."""
-    from growkit.report.saving import check_report, write_report
-    from growkit.report.terminal import Bars
-
-    one = find(source)
-    inputs = Inputs([one.folder, *logits])
-    check_report(destination.report, inputs)
-    from growkit.extras.program_logits.logits_alone import verify_logits  # takes seconds
-
-    result = verify_logits(one.name, logits, progress=Bars())
-    write_report(result, destination.report, inputs, [], [one.folder])
+        states: Any = {"optimizer": optimizer, "adapter": adapter, "logits": logits}
+        result = verify(one.name, other.name, settings, **states, progress=Bars())
+    write_report(result, destination.report, inputs, folders[1:], folders)
     print_result(result, destination.json, destination.report)
     return 0 if result["kept"] else 1
 

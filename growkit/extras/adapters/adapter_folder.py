@@ -35,8 +35,8 @@ class TensorKind:
 
     Attributes:
         sides: meaning of each dimension.
-        scaled: see ``Attached``.
-        copied: see ``Attached``.
+        scaled: whether the tensor is multiplied by the weight's factor.
+        copied: whether the tensor is copied where the weight is split.
     """
 
     sides: tuple[str, ...]

@@ -28,7 +28,6 @@ from growkit.extras.adapters.adapter_folder import (
     AdapterFolder,
     TensorKind,
 )
-from growkit.extras.adapters.attached import Attached
 from growkit.extras.adapters.modules import Adapted, Modules, experts_of
 from growkit.model.model import Model
 from growkit.planning.plan import Plan, Planned, Rule
@@ -63,7 +62,8 @@ class Entry:
         tail: its name in the adapter, after the name of the module.
         info: its header.
         kind: its kind.
-        dimensions: see ``Attached``.
+        dimensions: for each of its dimensions, the dimension of the weight that it follows, or None
+            if it does not grow; None as a whole if the tensor replaces the weight.
         tied: whether the parameter is tied to another one, which is in the files.
         origin: the parameter or tensor of the source that it adapts.
     """
@@ -87,16 +87,6 @@ class Entry:
         """The name of its tensor in the adapter."""
         module = (self.parameter or self.tensor).rpartition(".")[0]
         return f"{PREFIX}{module}{self.tail}"
-
-    def attached(self, target: str) -> Attached:
-        """The description for ``attached_to``.
-
-        Args:
-            target: name of the grown entry.
-        """
-        kind, info = self.kind, self.info
-        how = self.dimensions, kind.scaled, kind.copied
-        return Attached(self.name, target, info.shape, info.dtype, *how)
 
 
 class _Piece(NamedTuple):

@@ -220,7 +220,7 @@ class _Step:
             shape = tuple(size if d is None else shape[d] for d, size in pairs)
         tied = entry.tied and rule.target != entry.parameter
         new = replace(entry, tensor=rule.target, tied=tied, info=replace(entry.info, shape=shape))
-        transform = attached_to(rule.transform, entry.attached(new.name))
+        transform = attached_to(rule.transform, entry, new.name)
         if transform is not None and entry.tail.endswith(MAGNITUDE):
             transform = self._magnitudes(entry, rule, transform)
             new = replace(new, info=TensorInfo(shape, "F64"))

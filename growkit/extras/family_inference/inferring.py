@@ -329,8 +329,12 @@ def try_growth(small: SmallModel, axis: str, description: Mapping[str, Any]) -> 
 
     Depth must be right for other sizes as well, with which new layers have other places.
     """
-    impossible = []
+    failures = []
     axes = {*_axes(description), "untie"}
+
+    def failure(options: dict[str, str], why: InputError) -> Trial:
+        told = _told(why, small.source.folder)
+        return Trial(axis=axis, options=options, error=None, why=told)
 
     def grown_error(method: str, options: Mapping[str, Any]) -> float:
         with foreign(DOES_NOT_RUN, "choose other sizes"):
@@ -349,25 +353,17 @@ def try_growth(small: SmallModel, axis: str, description: Mapping[str, Any]) -> 
         try:
             errors = [grown_error(method, shown)]
         except InputError as why:
-            impossible.append(
-                Trial(axis=axis, options=shown, error=None, why=_told(why, small.source.folder))
-            )
+            failures.append(failure(shown, why))
             continue
         for size in OTHER_DEPTHS if axis == "layers" else ():
             try:
                 errors.append(grown_error(method, {"layers": size}))
             except InputError as why:  # some numbers of layers are not possible
-                if _failed(
-                    other := Trial(
-                        axis=axis,
-                        options={axis: size},
-                        error=None,
-                        why=_told(why, small.source.folder),
-                    )
-                ):
+                other = failure({axis: size}, why)
+                if _failed(other):
                     return other
         return Trial(axis=axis, options=shown, error=max(errors), why=None)
-    return next((trial for trial in impossible if _failed(trial)), impossible[0])
+    return next((trial for trial in failures if _failed(trial)), failures[0])
 
 
 def _grown(
