@@ -1,6 +1,6 @@
 """Growth and proof of a large random Llama, in units of copying the same files.
 
-    python benchmarks/large_proof.py [--device cuda] [--layers 28] [--folder FOLDER] [--profile]
+    python benchmarks/large_proof.py [--device cuda] [--layers 28] [--folder FOLDER]
 
 By default 3.2B parameters in bfloat16 become 12.1B. Needs 45 GB of disk in FOLDER. Prints a table:
 seconds, processor seconds (user and system), peak memory of the process and of the device.
@@ -14,7 +14,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -71,7 +70,6 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--folder", type=Path, default=None)
-    parser.add_argument("--profile", action="store_true", help="print where the proof's time goes")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.folder) as scratch:
         measure(Path(scratch), chosen)
@@ -111,17 +109,7 @@ def measure(scratch: Path, chosen: argparse.Namespace) -> None:
 
     timed("`grow --no-verify`", grow)
     timed("`cp -r` and `sync`", copy_files)
-    if not chosen.profile:
-        timed("`verify`", verify)
-        return
-    import cProfile
-    import pstats
-
-    profile = cProfile.Profile()
-    timed("`verify`, profiled", lambda: profile.runcall(verify))
-    statistics = pstats.Stats(profile, stream=sys.stdout)
-    statistics.sort_stats("cumulative").print_stats("growkit", 45)
-    statistics.sort_stats("tottime").print_stats(22)
+    timed("`verify`", verify)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
 """What growing and converting are worth.
 
     python -m benchmarks.continual run growth [--scale small] [--device cuda] [--text PATH]
-    python -m benchmarks.continual predict when --scale 53k
     python -m benchmarks.continual report
 
 ``run`` carries an experiment out (``experiments/*.yaml``). It may be killed at any moment: the same
 command continues with the run that was killed. Finished runs are lines of
 ``benchmarks/results/continual/EXPERIMENT.jsonl``; trained sources are in ``--work``, which may be
 deleted once an experiment is done.
-
-``predict`` writes down what two smaller sizes say of the next one, before that is run.
 
 ``report`` makes ``docs/explanation/results.md``, its charts and ``tables.md`` from these lines
 alone.
@@ -60,16 +57,6 @@ def run(chosen: argparse.Namespace) -> None:
     report(f"all runs are in {file}")
 
 
-def predict(chosen: argparse.Namespace) -> None:
-    """Write a prediction."""
-    from benchmarks.continual.experiment import load
-    from benchmarks.continual.forecast import predict as write
-    from benchmarks.continual.sections import read
-
-    file = write(read(chosen.results), load(chosen.experiment, chosen.scale), chosen.results)
-    print(f"wrote {file}; commit it before the first run")
-
-
 def report(chosen: argparse.Namespace) -> None:
     """Make the page and its charts."""
     from benchmarks.continual.report import write
@@ -84,10 +71,8 @@ def main() -> None:
     )
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("run", help="carry an experiment out, or continue it")
-    next_one = commands.add_parser("predict", help="predict a size from two smaller ones")
-    for command in (one, next_one):
-        command.add_argument("experiment", help="a file in experiments/, without .yaml")
-        command.add_argument("--scale", default="small", help="of scales.yaml")
+    one.add_argument("experiment", help="a file in experiments/, without .yaml")
+    one.add_argument("--scale", default="small", help="of scales.yaml")
     one.add_argument("--device", choices=DEVICES[1:], default="cpu")
     one.add_argument("--threads", type=int, default=1, help="on a CPU, of one process")
     one.add_argument("--text", type=Path, help="a file, a folder, or text-… of another work folder")
@@ -95,7 +80,7 @@ def main() -> None:
     other = commands.add_parser("report", help="make tables and charts of all results")
     other.add_argument("--page", type=Path, default=ROOT / "docs" / "explanation" / "results.md")
     other.add_argument("--tables", type=Path, default=LINES / "tables.md")
-    for command, call in ((one, run), (next_one, predict), (other, report)):
+    for command, call in ((one, run), (other, report)):
         command.add_argument("--results", type=Path, default=LINES)
         command.set_defaults(call=call)
     chosen = parser.parse_args()
