@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from measuring import head, row
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen3Config
 
@@ -109,9 +110,8 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     text = next_tokens()
-    print("| model | first loss | loss after 100 steps | parameters that stayed |")
-    print("| --- | --- | --- | --- |")
-    chosen = [row for row in UPGRADES if row[0] in sys.argv[1:]] or UPGRADES
+    print(head("model", "first loss", "loss after 100 steps", "parameters that stayed"))
+    chosen = [each for each in UPGRADES if each[0] in sys.argv[1:]] or UPGRADES
     for source, config, upgrades in chosen:
         torch.manual_seed(0)
         trained = AutoModelForCausalLM.from_config(config)
@@ -123,10 +123,10 @@ def main() -> None:
                 recipe = Recipe(str(folders[source]), steps, str(folders[name]))
                 assert growkit.run(recipe)["kept"]
             for name, folder in folders.items():
-                print(row(name, folder, text), flush=True)
+                print(row(name, *figures(folder, text)), flush=True)
 
 
-def row(name: str, folder: Path, text: Tensor) -> str:
+def figures(folder: Path, text: Tensor) -> tuple[str, str, str]:
     """Train a model with every seed."""
     runs = []
     for seed in SEEDS:
@@ -136,10 +136,8 @@ def row(name: str, folder: Path, text: Tensor) -> str:
         runs.append(train(model, groups, text, STEPS, seed))
     first, last = ([run[at] for run in runs] for at in (0, 1))
     still = sorted({parameter for run in runs for parameter in run[2]})
-    return (
-        f"| {name} | {fmean(first):.6f} | {fmean(last):.4f} ± {stdev(last):.4f} | "
-        f"{', '.join(still) or 'none'} |"
-    )
+    losses = f"{fmean(first):.6f}", f"{fmean(last):.4f} ± {stdev(last):.4f}"
+    return *losses, ", ".join(still) or "none"
 
 
 if __name__ == "__main__":
