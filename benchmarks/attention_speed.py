@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -48,7 +47,7 @@ from attention_variants import (
     contenders,
     eager_of,
 )
-from measuring import head, machine, ratio, row
+from measuring import head, machine, ratio, row, seconds
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import DynamicCache, LlamaConfig
@@ -121,19 +120,6 @@ class Bench:
 
         return call
 
-    def seconds(self, call: Callable[[], None]) -> float:
-        """Of one call, until the device is done."""
-        self.wait()
-        started = time.perf_counter()
-        call()
-        self.wait()
-        return time.perf_counter() - started
-
-    def wait(self) -> None:
-        """Until the device is done."""
-        if self.device != "cpu":
-            torch.accelerator.synchronize()
-
     def peak(self, call: Callable[[], None]) -> int:
         """Bytes of tensors at the worst moment of a call, above those before it."""
         if self.device != "cpu":
@@ -173,12 +159,12 @@ class Bench:
             calls: by name.
             slow: names of those that are in the first rounds only.
         """
-        seconds: dict[str, list[float]] = {name: [] for name in calls}
+        spent: dict[str, list[float]] = {name: [] for name in calls}
         for number in range(self.rounds):
             for name in list(calls)[:: -1 if number % 2 else 1]:
                 if number < EAGER_ROUNDS or name not in slow:
-                    seconds[name].append(self.seconds(calls[name]))
-        return seconds
+                    spent[name].append(seconds(calls[name]))
+        return spent
 
 
 @dataclass
@@ -208,8 +194,8 @@ def measure(
         if bench.device != "cpu":
             call()  # kernels are loaded and libraries take their workspaces
         peaks[name], calls[name] = bench.peak(call), call
-    seconds = bench.in_turn(calls, [name for name in calls if every[name].reference])
-    return {name: Measured(seconds[name], peaks[name]) for name in calls}
+    spent = bench.in_turn(calls, [name for name in calls if every[name].reference])
+    return {name: Measured(spent[name], peaks[name]) for name in calls}
 
 
 def show(title: str, found: dict[str, Measured]) -> None:

@@ -12,13 +12,12 @@ updates; and what the factors cannot do without. All must agree on the residual.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
 
 import torch
-from measuring import head, in_turn, machine, ratio, row
+from measuring import head, in_turn, machine, ratio, row, seconds
 
 from growkit.extras.differential.low_rank import share, truncated
 
@@ -27,13 +26,6 @@ FEW = 2
 OURS = ("factors", "factors, ill-conditioned", "factors, base, updates")
 NEEDED = ("DᵀD alone", "eigenvectors alone", "D V alone")
 PEERS = ("full_matrices=False", "default (full_matrices=True)")
-
-
-def seconds(function: Callable[[], object], times: float = 1.0) -> float:
-    """Wall time of one call, scaled."""
-    started = time.perf_counter()
-    function()
-    return times * (time.perf_counter() - started)
 
 
 def peer(differences: torch.Tensor, **options: bool) -> None:
@@ -70,7 +62,7 @@ def measure(weights: torch.Tensor, hard: torch.Tensor, rounds: int) -> dict[str,
         name: partial(seconds, function)
         for name, function in zip((*OURS, *NEEDED, PEERS[0]), functions, strict=True)
     }
-    calls[PEERS[1]] = partial(seconds, lambda: peer(differences[:FEW]), PAIRS / FEW)
+    calls[PEERS[1]] = lambda: PAIRS / FEW * seconds(lambda: peer(differences[:FEW]))
     return in_turn(calls, rounds)
 
 

@@ -90,6 +90,21 @@ def make_llama(folder: Path, dtype: str = "float32", **sizes: Any) -> Any:
     return model
 
 
+def seconds(call: Callable[[], Any]) -> float:
+    """Of one call, until an accelerator is done."""
+    import torch
+
+    def wait() -> None:
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    wait()
+    started = time.perf_counter()
+    call()
+    wait()
+    return time.perf_counter() - started
+
+
 def in_turn(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
     """What all calls return in every round, one after the other; the first round only warms up."""
     found: dict[str, list[Any]] = {name: [] for name in calls}

@@ -11,13 +11,12 @@ soon as it is known.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
-from measuring import head, row
+from measuring import head, row, seconds
 from torch import nn
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, DynamicCache
 
@@ -53,15 +52,9 @@ def build(kind: str, sizes: dict[str, Any], device: torch.device) -> nn.Module:
     return model.to(torch.bfloat16)
 
 
-def seconds(call: Callable[[], Any], rounds: int, warm: int) -> float:
-    def timed() -> float:
-        started = time.perf_counter()
-        call()
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-        return time.perf_counter() - started
-
-    return median([timed() for _ in range(warm + rounds)][warm:])
+def typical(call: Callable[[], Any], rounds: int, warm: int) -> float:
+    """Seconds, the median of some rounds after others that only warm up."""
+    return median([seconds(call) for _ in range(warm + rounds)][warm:])
 
 
 def training(model: Any, ids: torch.Tensor, compiled: bool) -> Callable[[], None]:
@@ -84,14 +77,14 @@ def inference(model: Any, ids: torch.Tensor) -> list[str]:
     """Milliseconds of prefill, and of a token after it."""
     model.eval()
     cache = DynamicCache(config=model.config)
-    prefill = seconds(lambda: model.model(input_ids=ids, use_cache=False), 5, 1)
+    prefill = typical(lambda: model.model(input_ids=ids, use_cache=False), 5, 1)
     model.model(input_ids=ids, cache=cache, use_cache=True)
 
     def decode() -> None:
         for _ in range(DECODED):
             model.model(input_ids=ids[:, :1], cache=cache, use_cache=True)
 
-    return [f"{1e3 * prefill:.1f}", f"{1e3 * seconds(decode, 3, 1) / DECODED:.2f}"]
+    return [f"{1e3 * prefill:.1f}", f"{1e3 * typical(decode, 3, 1) / DECODED:.2f}"]
 
 
 def main() -> None:
@@ -119,7 +112,7 @@ def main() -> None:
         texts = [torch.randint(sizes["vocab_size"], (lengths[1] // n, n)) for n in lengths]
         for ids in texts[: len(columns)]:
             step = training(model, ids.to(device), chosen.compiled)
-            cells.append(f"{lengths[1] / seconds(step, rounds, 2):.0f}")
+            cells.append(f"{lengths[1] / typical(step, rounds, 2):.0f}")
             del step
         if not chosen.compiled:
             model.activation_checkpointing_disable()
