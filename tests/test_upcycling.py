@@ -38,6 +38,24 @@ def test_any_dense_model(kind: str, tmp_path: Path) -> None:
     assert upcycle_any(kind, sorted(DENSE).index(kind), tmp_path) < 1e-12
 
 
+@pytest.mark.sampled(2, "qwen3")
+@pytest.mark.parametrize("kind", DENSE)
+def test_a_static_cache_serves_as_before(kind: str, tmp_path: Path) -> None:
+    source, out = save_dense(kind, 0, tmp_path / "source"), tmp_path / "out"
+    growkit.grow(source, out, verify=False, **EIGHT)
+    asked = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    with strict_float64():
+        before, after = (
+            load_strict(folder).generate(IDS, cache_implementation="static", **asked)
+            for folder in (source, out)
+        )
+    assert before.equal(after)
+    if kind == "qwen3":  # the control: its class has such a list, that of its target has none
+        edit_config(out, layer_types=["full_attention"] * 2)
+        with pytest.raises(AttributeError):
+            load_strict(out).generate(IDS, cache_implementation="static", **asked)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["mixtral", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3"])
 def test_more_experts_of_any_model(kind: str, tmp_path: Path) -> None:

@@ -69,7 +69,16 @@ def config_with(source: Model, target: Family, without: Without) -> dict[str, An
                 f"{target.one} cannot have; only one with {' or '.join(map(repr, values))} can "
                 "become one"
             )
-    config = {key: value for key, value in present.items() if key != "auto_map"}
+    unknown = {"auto_map"}
+    if "layer_types" not in target.defaults:
+        unknown.add("layer_types")  # transformers' caches and masks read them, whatever the class
+        others = {*(complete.get("layer_types") or ())} - {"full_attention"}
+        if others:
+            raise InputError(
+                f"config.json in {source.where()} has layers of type {', '.join(sorted(others))}, "
+                f"which {target.one} cannot have; only one with full attention can become one"
+            )
+    config = {key: value for key, value in present.items() if key not in unknown}
     rope = present.get("rope_parameters")
     rope = rope if isinstance(rope, Mapping) else {}
     config |= {k: v for k, v in without.assumed.items() if k not in config and k not in rope}

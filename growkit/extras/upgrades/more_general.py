@@ -9,7 +9,7 @@ from growkit.model.model import Model
 from growkit.planning.plan import Planned
 from growkit.planning.rewriting import config_with
 
-_OF_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+_OF_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
 """Keys that a class without windows does not know, but of which transformers' caches read some."""
 
 
@@ -36,11 +36,5 @@ def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
     target, without = by_kind[kind]
     config = config_with(source, target, without)
     if "layer_types" not in target.defaults:
-        others = {*(source.complete.get("layer_types") or ())} - {"full_attention"}
-        if others:
-            raise InputError(
-                f"config.json in {source.where()} has layers of type {', '.join(sorted(others))}, "
-                f"which {target.one} cannot have; only one with full attention can become one"
-            )
         config = {key: value for key, value in config.items() if key not in _OF_WINDOWS}
     return target, config
