@@ -108,7 +108,12 @@ class Derived(Model):
 
     Args:
         source: the other one.
+
+    Attributes:
+        names: names that tensors have in the other one, where they have others there.
     """
+
+    names: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, source: Model) -> None:
         self.source, self.config, self.tensors = source, source.config, source.tensors
@@ -117,15 +122,15 @@ class Derived(Model):
 
     def where(self, name: str | None = None) -> str:
         """See ``Weights``."""
-        return self.source.where(name)
+        return self.source.where(name and self.names.get(name, name))
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """See ``Weights``."""
-        return self.source.read(name, *where)
+        return self.source.read(self.names.get(name, name), *where)
 
     def cuts(self, name: str) -> int:
         """See ``Weights``."""
-        return self.source.cuts(name)
+        return self.source.cuts(self.names.get(name, name))
 
 
 def unused_tensors(source: Model, family: Family) -> tuple[dict[str, str], dict[str, str]]:

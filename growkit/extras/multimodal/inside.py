@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from growkit.base.lazy import Tensor
 from growkit.base.tensors import Config
 from growkit.model.checkpoint.reading import Checkpoint, View
 
@@ -33,8 +32,8 @@ class Inside(View):
         super().__init__(checkpoint)
         self.stands_alone = False
         self.part_of = self.config["model_type"]
-        self._names = tensors_inside(self.tensors)
-        self.others = self.tensors.keys() - self._names.values()
+        self.names = tensors_inside(self.tensors)
+        self.others = self.tensors.keys() - self.names.values()
         names = (name.removeprefix("model.") for name in sorted(self.others))
         parts = Counter(name.partition(".")[0] for name in names)
         self.left_out = {
@@ -46,24 +45,12 @@ class Inside(View):
         outer = {key: published[key] for key in ("dtype", "torch_dtype") if key in published}
         inner = {"model_type": config["model_type"], **published.get("text_config", {})}
         self.published = inner | outer
-        self.tensors = {name: self.tensors[stored] for name, stored in self._names.items()}
+        self.tensors = {name: self.tensors[stored] for name, stored in self.names.items()}
         rest = f"; {' and '.join(self.left_out)} are left out" if self.left_out else ""
         self.note = (
             f"{self.folder} holds a {self.part_of} model; only its language model "
             f"({config['model_type']}) is used{rest}"
         )
-
-    def where(self, name: str | None = None) -> str:
-        """See ``Checkpoint``."""
-        return self.stored.where(name and self._names.get(name, name))
-
-    def read(self, name: str, *where: slice | None) -> Tensor:
-        """See ``Checkpoint``."""
-        return self.stored.read(self._names[name], *where)
-
-    def cuts(self, name: str) -> int:
-        """See ``Checkpoint``."""
-        return self.stored.cuts(self._names[name])
 
 
 def tensors_inside(names: Iterable[str]) -> dict[str, str]:
