@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
-from tests.files import edit_weights
+from tests.files import edit_weights, listed
 from tests.models import relative_error, save_random, seeded
 
 Config = dict[str, Any]
@@ -382,15 +382,7 @@ def grow_any(kind: str, seed: int, folder: Path) -> float:
     return relative_error(source, out)
 
 
-DENSE = {
-    "llama": "mixtral",
-    "mistral": "mixtral",
-    "qwen2": "qwen2_moe",
-    "qwen3": "qwen3_moe",
-    "olmo2": "flex_olmo",
-    "granite": "granitemoe",
-    "deepseek_v3": "deepseek_v3",
-}
+DENSE: dict[str, str] = listed("families", "experts of dense models")
 """By the ``model_type`` of a dense model, that of the one with experts."""
 
 SPARSE = (

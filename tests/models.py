@@ -15,6 +15,7 @@ from transformers.utils import logging
 import growkit
 from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_internals import uninitialised
+from tests.files import listed
 
 logging.disable_progress_bar()
 logging.set_verbosity(CRITICAL)  # which proofs need not set and reset
@@ -28,19 +29,7 @@ Make = Callable[..., Path]
 """Of the fixture ``make``."""
 KINDS = ("llama", "mistral", "diffllama", "diff_transformer")
 TOKENS = 12
-SIZES: dict[str, Any] = {
-    "vocab_size": 29,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "ffn_dim": 24,
-    "word_embed_proj_dim": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+SIZES: dict[str, Any] = listed("families", "sizes of tiny models")
 """Of tiny models; a type takes those that its config knows."""
 
 

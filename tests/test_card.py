@@ -21,7 +21,7 @@ from growkit.cli.demo import MODEL
 from growkit.planning.recipe import load_recipe
 from growkit.report.saving import model_card
 from tests.commands import cli
-from tests.files import with_tokenizer
+from tests.files import listed, with_tokenizer
 from tests.models import Make, save_model
 
 BASE = "meta-llama/Llama-3.2-1B"
@@ -225,20 +225,7 @@ def test_the_base_model_comes_by_every_way(tmp_path: Path, make: Make) -> None:
     assert [card.get("base_model") for card in cards] == [BASE, BASE, "o/n"]
 
 
-NORWEGIAN = """\ufeff---
-license: other
-license_name: "community: \\"x\\""
-license_link: https://x.org/terms?a=b
-language:
-- no
-- zh-Hans
-datasets: [o/data, "c4"]
-base_model: o/old
-tags: [x]
-widget: {text: y}
----
-# Old
-"""
+NORWEGIAN = "\ufeff" + listed("card", "norwegian")
 
 
 @pytest.mark.parametrize("base", [None, BASE])
@@ -258,15 +245,7 @@ def test_what_holds_for_the_source_stays(base: str | None, tmp_path: Path, make:
         assert "license_name" not in data  # the quotes in it might break other readers
 
 
-@pytest.mark.parametrize(
-    ("head", "data"),
-    [
-        ("license: mit\nbase_model: /home/me/x", {"license": "mit"}),
-        ("license: {a: b}\nlanguage: [en, [de]]\ndatasets: C:\\data", {}),
-        ("license: [mit", None),
-        ("- license: mit", {}),
-    ],
-)
+@pytest.mark.parametrize(("head", "data"), listed("card", "odd heads"))
 def test_cards_of_sources_may_be_odd(head: str, data: Any, tmp_path: Path, make: Any) -> None:
     source = make("llama")
     (source / "README.md").write_text(f"---\n{head}\n---\n")

@@ -190,17 +190,9 @@ def test_odd_sizes_are_refused_before_writing(
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("kind", "prefix", "names"),
-    [
-        ("gptj", "transformer.h.0.attn", ("bias", "masked_bias")),
-        ("gpt_neo", "transformer.h.0.attn.attention", ("bias", "masked_bias")),
-        ("codegen", "transformer.h.0.attn", ("causal_mask",)),
-        ("arcee", "model.layers.0.self_attn.rotary_emb", ("inv_freq",)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "prefix", "names"), listed("inference", "old buffers"))
 def test_buffers_of_old_checkpoints_are_left_out(
-    kind: str, prefix: str, names: tuple[str, ...], tmp_path: Path
+    kind: str, prefix: str, names: list[str], tmp_path: Path
 ) -> None:
     source = save(kind, tmp_path / "source")
     plain = shutil.copytree(source, tmp_path / "plain")
@@ -308,16 +300,7 @@ def dots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "growth",
-    [
-        {"hidden": "x2", "ffn": "x2"},
-        {"heads": "x2", "kv_heads": "x2"},
-        {"method": "experts", "experts": "x2"},
-        {"method": "depth", "layers": "x2"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("growth", listed("inference", "growths of what is described"), ids=str)
 def test_experts_and_conditions_are_described(
     growth: dict[str, Any], dots: Path, tmp_path: Path
 ) -> None:

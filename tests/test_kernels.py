@@ -19,6 +19,7 @@ from torch import Tensor
 from growkit.engine.strict import strict_float64
 from growkit.extras.differential.modeling import differential_attention, modeling_diff_transformer
 from tests import papers
+from tests.files import listed
 from tests.models import distance
 from tests.test_modeling import CACHED, VARIANTS, build, left_padded, tokens
 from tests.test_series import GAMMA, SCALING, Case, drawn
@@ -105,16 +106,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
-@pytest.mark.parametrize(
-    ("shape", "rows", "tolerance"),
-    [
-        ("spread", 150, None),
-        ("sink of 6", 200, None),
-        ("hot column", 190, 0.0),
-        ("hot column", 190, 1e4),
-        ("padded", 150, None),
-    ],
-)
+@pytest.mark.parametrize(("shape", "rows", "tolerance"), listed("kernels", "tiles"))
 def test_tiles(
     shape: str, rows: int, tolerance: float | None, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -299,6 +299,7 @@ def test_the_answer_takes_less_than_a_second(mistake: Mistake, place: Path, tmp_
     assert [*faults(mistake, folder, in_a_process)] == []
 
 
+@pytest.mark.sampled(240)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_a_sentence_says_what_would_do(
     mistake: Mistake, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -386,14 +386,7 @@ def pair(better: str, worse: str, *, noise: bool) -> dict[str, Any]:
     return {"better": better, "worse": worse, "difference": 0.25, **interval}
 
 
-@pytest.mark.parametrize(
-    ("better", "noisy", "reason", "what"),
-    [
-        ("wide", False, "wide is ahead: .* below .* more than noise", "grow the source by wide"),
-        ("source", False, "no candidate is ahead: .* above .* more than noise", "train the source"),
-        ("source", True, "no candidate is ahead beyond noise: .* above", "more --seeds and more"),
-    ],
-)
+@pytest.mark.parametrize(("better", "noisy", "reason", "what"), listed("probe", "what to do next"))
 def test_what_was_found_and_what_to_do_next(
     found: growkit.ProbeResult, better: str, noisy: bool, reason: str, what: str
 ) -> None:

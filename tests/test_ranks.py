@@ -31,7 +31,7 @@ from growkit.model.checkpoint.folder import read_json
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.recipe import ConvertStep, Recipe
 from tests.commands import cli
-from tests.files import folder_bytes, with_tokenizer
+from tests.files import folder_bytes, listed, with_tokenizer
 from tests.models import load_strict, relative_error, save_model
 
 LIMIT = 1e-12
@@ -250,17 +250,7 @@ def test_bad_ranks_in_a_config_are_refused(ranks: Any, source: Path, tmp_path: P
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rank": [3, 4]},
-        {"rank": "auto", "tolerance": 0.05},
-        {"rank": "auto", "energy": 0.9},
-        {"rank": [1, 3], "scope": "layer", "calibration": "TEXT"},
-        {"rank": "auto", "energy": 0.9, "calibration": "TEXT"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", listed("ranks", "made again"), ids=str)
 def test_a_manifest_makes_the_same_model_again(
     options: dict[str, Any], source: Path, text: str, tmp_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ from growkit.cli.demo import MODEL, held_out_text
 from growkit.model.families.family import described, families
 from growkit.planning.recipe import shipped_recipe
 from tests import reference
-from tests.files import with_tokenizer
+from tests.files import listed, with_tokenizer
 from tests.models import save_model
 from tests.quantised import quantise
 from tests.test_program_logits import as_run
@@ -431,20 +431,7 @@ def test_options_files_and_links_exist(document: Path) -> None:
 # Controls: faults are noticed.
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "growkit grow SRC OUT --hiden x2",
-        "growkit grow SRC OUT …",
-        "growkit run OUT/README.md --output AGAIN",
-        "make nothing",
-        "python benchmarks/nothing.py",
-        "rm nothing",
-        "pip install nothing",
-        "hf nothing",
-        "python -m pytest tests/test_nothing.py",
-    ],
-)
+@pytest.mark.parametrize("line", listed("readme", "broken commands"))
 def test_a_broken_command_is_noticed(line: str, workplace: Workplace) -> None:
     (block,) = blocks_of("here", f"```sh\n{line}\n```\n")
     with pytest.raises(AssertionError):

@@ -15,27 +15,14 @@ from growkit.base.settings import Settings
 from growkit.planning.recipe import GrowStep, Recipe, load_recipe, shipped_recipe, shipped_recipes
 from tests import motif3_reference
 from tests.commands import cli
-from tests.files import with_tokenizer
+from tests.files import listed, with_tokenizer
 from tests.models import Make
 from tests.test_motif3 import random_model
-
-GOOD = """
-source: a
-steps:
-  - grow: hypercloning
-    hidden: x2
-    ffn: 96
-    symmetry: keep
-output: b
-seed: 3
-shard_size: 1GB
-verify: {prompts: 2, length: 16, seed: 1}
-"""
 
 
 def test_a_recipe_is_read(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
-    file.write_text(GOOD)
+    file.write_text(listed("recipe", "good"))
     step = GrowStep("hypercloning", {"hidden": "x2", "ffn": 96}, symmetry="keep")
     settings = Settings(prompts=2, length=16, seed=1)
     assert load_recipe(file) == Recipe("a", (step,), "b", settings, 3, shard_size="1GB")

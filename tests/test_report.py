@@ -221,19 +221,9 @@ KEPT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind"),
-    [
-        (KEPT, "good"),
-        ({}, "bad"),
-        ({"verdict": "no verdict"}, "warn"),
-        (KEPT | {"verdict": "changed as requested", "promise": "bounded"}, "warn"),
-        (KEPT | {"verdict": "within the limit", "promise": "different"}, "warn"),
-        ({"verdict": "not as asked", "promise": "bounded"}, "bad"),
-        ({"verdict": "preserved, but it cannot train as asked"}, "bad"),
-    ],
-)
-def test_the_verdict_in_words_and_color(changes: dict[str, Any], kind: str) -> None:
+@pytest.mark.parametrize(("kept", "changes", "kind"), listed("report", "verdicts"))
+def test_the_verdict_in_words_and_color(kept: bool, changes: dict[str, Any], kind: str) -> None:
+    changes = (KEPT if kept else {}) | changes
     said = full(**changes)["verdict"]
     shown, verdict = paged(**(changes | {"reason": f"{said}: as measured"})), said.capitalize()
     assert f"{verdict}</h1>" in shown

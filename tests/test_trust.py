@@ -16,7 +16,7 @@ from growkit.base.errors import LONGEST_SENTENCE, InputError
 from growkit.base.parsing import parse_yaml
 from growkit.engine import prompts
 from tests.commands import cli, refusal
-from tests.files import edit_config, edit_json, with_tokenizer
+from tests.files import edit_config, edit_json, listed, with_tokenizer
 from tests.models import save_model
 
 STEERING = "a\nb\x1b[31m\u202e"
@@ -109,15 +109,15 @@ def test_keys_that_lead_elsewhere(key: str, source: Path, sound: Path) -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
-    "listed",
+    "named",
     [
         *("../sound/model.safetensors", "/etc/passwd", "sub/model.safetensors", "model-1.bin"),
         *("model.safetensors\0", "..", "", 5, None, "y" * 10**6, f"{STEERING}.safetensors"),
     ],
 )
-def test_indices(listed: Any, source: Path, sound: Path) -> None:
+def test_indices(named: Any, source: Path, sound: Path) -> None:
     (source / "model.safetensors").rename(source / "model-1.safetensors")
-    index = {"metadata": {}, "weight_map": {"lm_head.weight": listed}}
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": named}}
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
     refused_by_all(source, sound)
     index["weight_map"]["lm_head.weight"] = "model-1.safetensors"
@@ -174,22 +174,9 @@ MERGES = "a0: &a0 {k: v}\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        *((LAUGHS, "values"), (MERGES, "'<<'"), ("a: 1\na: 2", "'a' appears twice")),
-        ("? [1, 2]\n: 3", "key that holds a sequence is not text"),
-        *(
-            ("a: &a [*a]", "deep"),
-            ("[" * 5000, "deep"),
-            ("1: 2", "not text"),
-            ("yes: 1", "not text"),
-        ),
-        *(
-            ("a: 0x" + "f" * 5000, "64 bits"),
-            ("a: .nan", "a finite number"),
-            ("a: !!set {b}", "tag"),
-        ),
-        *(("a: " + "9" * 5000, "digits"), ("a: !!python/object/apply:os.system [ls]", "tag")),
-        *(("a: !!timestamp x", "group"), ("a: !!map [1]", "unpack"), ("a: !!int ''", "range")),
-        ("\x00", "x00"),
+        *((LAUGHS, "values"), (MERGES, "'<<'"), ("[" * 5000, "deep")),
+        *(("a: " + "9" * 5000, "digits"), ("a: 0x" + "f" * 5000, "64 bits")),
+        *listed("trust", "no recipes"),
     ],
     ids=lambda text: text[:12],
 )

@@ -26,7 +26,7 @@ from growkit.extras.shrinking import tokenizer
 from growkit.extras.shrinking.reductions import vocabulary
 from tests import architectures
 from tests.commands import cli, refusal
-from tests.files import edit_config, edit_json, edit_weights
+from tests.files import edit_config, edit_json, edit_weights, listed
 from tests.models import distance, load_strict, logits_of, same_bits, save_model
 
 QUICK = growkit.Settings(prompts=2, length=24)
@@ -265,17 +265,9 @@ def test_new_tokens_are_left_out_again(tmp_path: Path) -> None:
     assert all(same_bits(before[name], after[name]) for name in before.keys() | after.keys())
 
 
-@pytest.mark.parametrize(
-    ("kind", "gone", "reason"),
-    [
-        ("gemma3n_text", range(3, 9), ""),  # has embeddings for each layer, too
-        ("apertus1p5_text", range(3, 9), ""),  # has tensors without dimensions
-        ("inkling2_text", range(3, 9), ""),  # has no logits for tokens that fill its table
-        ("roberta", range(1), "reads more of an id than a row"),  # positions begin at pad_token_id
-    ],
-)
+@pytest.mark.parametrize(("kind", "gone", "reason"), listed("vocabulary", "ids in classes"))
 def test_what_a_class_reads_of_ids_is_left_or_refused(
-    kind: str, gone: range, reason: str, tmp_path: Path
+    kind: str, gone: list[int], reason: str, tmp_path: Path
 ) -> None:
     source, out = architectures.save(kind, tmp_path / "source"), tmp_path / "out"
     count, model = 64, load_strict(source)

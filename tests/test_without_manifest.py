@@ -1,7 +1,6 @@
 """Without a manifest the verdict says what it rests on, and no setting differs unnoticed."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from functools import cache, partial
@@ -494,15 +493,7 @@ def test_ties_of_experts_are_bounded_as_with_a_manifest(
     assert growkit.verify(source, target, **QUICK)["verdict"] == verdict
 
 
-EARLIER: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "llama": lambda config: {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}},
-    "gpt_neox": lambda config: {"rotary_pct": 0.25, "rotary_emb_base": 10000},
-    "gemma3_text": lambda config: {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
-    "mamba2": lambda config: {"time_step_limit": [0.0, math.inf]},
-    "dbrx": lambda config: {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0, "model_type": ""}
-    },
-}
+EARLIER: dict[str, dict[str, Any]] = listed("without_manifest", "earlier")
 """Keys with which transformers 4.57 writes the config of a type, without ``rope_parameters``."""
 
 
@@ -514,8 +505,7 @@ def test_a_folder_that_an_earlier_transformers_wrote(kind: str, tmp_path: Path) 
     now = save(kind, tmp_path / "now", **(linear if kind == "llama" else {}))
     before = shutil.copytree(now, tmp_path / "before")
     config = json.loads((now / "config.json").read_text())
-    earlier = EARLIER[kind](config)
-    config |= earlier
+    config |= EARLIER[kind]
     config.pop("rope_parameters", None)
     (before / "config.json").write_text(json.dumps(config))
     settings = {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 1}
