@@ -215,7 +215,7 @@ FAULTS: dict[str, Callable[[dict[str, Tensor]], object]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_target_in_blocks_is_told_from_one_with_a_fault(fault: str, tmp_path: Path) -> None:
     edit, told = FAULTS[fault], listed("quantised", "faults")[fault]

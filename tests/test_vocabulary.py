@@ -265,6 +265,7 @@ def test_new_tokens_are_left_out_again(tmp_path: Path) -> None:
     assert all(same_bits(before[name], after[name]) for name in before.keys() | after.keys())
 
 
+@pytest.mark.sampled(2, "roberta-gone3-reads more of an id than a row")
 @pytest.mark.parametrize(("kind", "gone", "reason"), listed("vocabulary", "ids in classes"))
 def test_what_a_class_reads_of_ids_is_left_or_refused(
     kind: str, gone: list[int], reason: str, tmp_path: Path
