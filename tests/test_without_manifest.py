@@ -73,6 +73,13 @@ def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, targ
         assert f"({value} in place of {expected})" in result["reason"]
 
 
+def test_a_list_of_one_token_is_this_token(source: Path, target: Path) -> None:
+    for ids, same in (([2], True), ([3], False), ([2, 3], False)):
+        for name in ("config.json", "generation_config.json"):
+            edit_config(target, name, eos_token_id=ids)
+        assert (found(source, target) == ((), ())) is same
+
+
 def test_a_class_that_only_the_target_names(source: Path, target: Path, tmp_path: Path) -> None:
     """Other engines look for it; transformers reads no class there."""
     unnamed = shutil.copytree(source, tmp_path / "unnamed")

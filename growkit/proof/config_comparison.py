@@ -548,10 +548,17 @@ def _entries(config: Config, count: int, key: str, missing: Any) -> Any:
     value = config.get(key, missing)
     if key == "rope_parameters" and isinstance(value, dict):
         return _plain_rope(value)
+    value = single_token(key, value)
     family = known_family(config)
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
     first = 0 if "model_type" in config else first_index(config, count)
     return value[:count] if of_layers else by_layer(key, value, count, first)
+
+
+def single_token(key: str, value: Any) -> Any:
+    """The value of a key; of a list with the id of one token, this id."""
+    one = key.endswith("_token_id") and isinstance(value, list) and len(value) == 1
+    return value[0] if one else value
 
 
 def _plain_rope(rope: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from growkit.model.checkpoint.folder import GENERATION, TEMPLATES, Folder, is_of
 from growkit.model.checkpoint.folder import TOKENIZER_FILES as FILES
 from growkit.model.checkpoint.publishing import write_json
 from growkit.model.checkpoint.scratch import in_temporary
+from growkit.proof.config_comparison import single_token
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -189,7 +190,8 @@ def changed_generation(before: Folder, after: Folder) -> list[str]:
 def _in_effect(settings: Config) -> dict[str, Any]:
     """Settings of generation with their defaults, but for those of what is returned beside text."""
     settings = generation_defaults() | _given(settings)
-    return {key: value for key, value in settings.items() if not RETURNED.fullmatch(key)}
+    plain = {key: single_token(key, value) for key, value in settings.items()}
+    return {key: value for key, value in plain.items() if not RETURNED.fullmatch(key)}
 
 
 def write_generation(source: Folder, target: Folder) -> None:
