@@ -252,6 +252,36 @@ def test_what_no_mistake_explains_is_described(tmp_path: Path, case: str) -> Non
     assert told in section.findings[0].sentence
 
 
+MOVED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "heads": (lambda t: t.roll(16, 0), "has its rows in another order (first, 0 is 48 of"),
+    "two heads": (
+        lambda t: torch.cat([t[:32], t[48:], t[32:48]]),
+        "has its rows in another order (first, 32 is 48 of",
+    ),
+    "columns": (lambda t: t.roll(16, 1), "has its columns in another order (first, 0 is 48 of"),
+    "a row": (
+        lambda t: torch.cat([t[:7], 0 * t[7:8], t[8:]]),
+        "in 1 row of 64 (first 7), and near",
+    ),
+    "sign": (torch.neg, "has the other sign, and is multiplied by about 1"),
+    "none": (torch.randn_like, "is unrelated to the source's"),
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", MOVED)
+def test_rows_and_columns_are_recognised_through_noise(tmp_path: Path, case: str) -> None:
+    change, told = MOVED[case]
+    source = source_of(tmp_path / "source", "llama", 0, hidden_size=64, head_dim=16)
+    target = shutil.copytree(source, tmp_path / "target")
+    with edit_weights(target) as state:
+        with_noise(edited(change, *OUTPUT))(state)
+    section = diagnosis_of(source, target)
+    assert section
+    assert told in section.findings[0].sentence
+    assert "each of the other 20 tensors that differ is about" in section.findings[0].sentence
+
+
 def test_layers_that_were_left_out_are_named(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", "llama", 0, num_hidden_layers=3)
     target = shutil.copytree(source, tmp_path / "target")

@@ -41,6 +41,10 @@ LOOKED_AT, FEWER = 32, 0.6
 """Rows whose levels are counted, and the largest number of them in a quantised block, relative to
 that in the source's."""
 
+ACROSS, SAME_LINE = 64, 0.8
+"""Least length of rows or columns that are looked for in another order, and the least cosine of
+those that are the same: that of two random ones is below 0.7."""
+
 Forms = Callable[[slice], Iterable[tuple[str, Tensor]]]
 """The forms that rows of the source's tensors may have in the target, each with the mistake that
 makes it; the source's tensor itself has none, and is first."""
@@ -89,7 +93,7 @@ def measure_nearness(
     """
     if not shape_of(after, name):
         return None
-    first, scope = _scope(before, after, name)
+    first, scope, far = _scope(before, after, name)
     if scope:
         return Nearness(scope)
     rows, *others = shape_of(after, name)
@@ -106,9 +110,14 @@ def measure_nearness(
         return None
     alike, was = likely
     distance = float((now - was).norm() / was.norm())
-    nearness = _by_rounding(was, now, after.tensors[name].torch_dtype) or _by_factors(was, now)
+    nearness = _by_rounding(was, now, after.tensors[name].torch_dtype)
+    if far and not nearness and not mistake:
+        which = f"{counted(len(far), 'row')} of {rows} (first {far[0]})"
+        elsewhere = f"is far from the source's in {which}, and near it in the others"
+        return Nearness(_by_order(before, after, name, far[0]) or elsewhere)
+    nearness = nearness or _by_factors(was, now)
     if not nearness and alike < ALIKE and (mistake or not distance <= FAR):
-        return Nearness(UNRELATED)
+        return Nearness(_by_order(before, after, name, 0) or UNRELATED)
     in_blocks = name in after.in_blocks
     if not nearness:
         quantised = None if in_blocks else _by_levels(was, now)
@@ -117,24 +126,31 @@ def measure_nearness(
     return nearness._replace(phrase=f"{mistake}, and {nearness.phrase}") if mistake else nearness
 
 
-def _scope(before: Model, after: Model, name: str) -> tuple[int, str]:
-    """The first row that differs, and a phrase if few do, or if the target has only one number."""
+def _scope(before: Model, after: Model, name: str) -> tuple[int, str, list[int]]:
+    """The first row that differs, a phrase if few do or if the target has only one number, and the
+    few rows of a matrix that are much farther from the source's than the others.
+    """
     differing, extremes, zero = [torch.empty(0, dtype=torch.int64)], set[float](), True
+    distances = [torch.empty(0)]
     for part in parts(after, name):
         was, now = (widened(model.read(name, part)) for model in (before, after))
         differ = was != now
         differing.append(differ.reshape(len(differ), -1).any(1).nonzero()[:, 0] + part.start)
+        away, size = ((of.reshape(len(of), -1)).norm(dim=1) for of in (now - was, was))
+        distances.append(away / size.clamp(min=1e-30))
         zero = zero and not now[differ].any()
         extremes |= {float(now.min()), float(now.max())}
     rows, (total, *others) = torch.cat(differing), shape_of(after, name)
     first = int(rows[0]) if len(rows) else 0
     if len(extremes) == 1:
-        return first, f"is {extremes.pop():g} everywhere"
+        return first, f"is {extremes.pop():g} everywhere", []
     if not 0 < len(rows) <= (FEW if others else FEW_NUMBERS) * total:
-        return first, ""
+        away = torch.cat(distances)
+        far = (away > max(ALIKE, 3 * float(away.median()))).nonzero()[:, 0].tolist()
+        return first, "", far if others and len(far) <= FEW * total else []
     of = counted(len(rows), "row" if others else "number")
     end = ", where it is zero" if zero else ""
-    return first, f"differs from the source's in {of} of {total} (first {first}){end}"
+    return first, f"differs from the source's in {of} of {total} (first {first}){end}", []
 
 
 def _matrix(tensor: Tensor) -> Tensor:
@@ -166,6 +182,27 @@ def _by_rounding(was: Tensor, now: Tensor, stored: torch.dtype) -> Nearness | No
     return Nearness(f"is rounded to {name}, but not always to the nearest number")
 
 
+def _by_order(before: Model, after: Model, name: str, row: int) -> str:
+    """Rows from one on, or columns, that are in another order in the source, seen through noise."""
+    for dim, (what, start) in enumerate((("rows", row), ("columns", 0))):
+        was, now = (_lines(model, name, dim) for model in (before, after))
+        if was.shape[1] < ACROSS or len(was) <= LOOKED_AT:
+            continue
+        alike, order = (now[start : start + LOOKED_AT] @ was.T).max(1)
+        moved = (order != torch.arange(start, start + len(order))).nonzero()[:, 0].tolist()
+        if moved and alike.min() > SAME_LINE and len(order.unique()) == len(order):
+            first = f"{start + moved[0]} is {int(order[moved[0]])} of the source"
+            return f"has its {what} in another order (first, {first}), seen through noise"
+    return ""
+
+
+def _lines(model: Model, name: str, dim: int) -> Tensor:
+    """The directions of the rows or columns of a matrix, by some of their numbers."""
+    where = (slice(None), slice(0, ROWS)) if dim == 0 else (slice(0, ROWS), slice(None))
+    lines = _matrix(model.read(name, *where[: len(shape_of(model, name))])).movedim(dim, 0)
+    return torch.nn.functional.normalize(lines, dim=1)
+
+
 def _by_factors(was: Tensor, now: Tensor) -> Nearness | None:
     """Factors that a matrix, rows, columns or blocks have of their own."""
     (rows, columns), distance = was.shape, (now - was).norm()
@@ -186,7 +223,8 @@ def _by_factors(was: Tensor, now: Tensor) -> Nearness | None:
         factors = (one * other).sum((1, 3)) / one.square().sum((1, 3)).clamp(min=1e-300)
         rest = (other - factors[:, None, :, None] * one).norm()
         if rest < (FITS if len(factors.flatten()) > 1 else FITS_ALL) * min(distance, now.norm()):
-            return Nearness(phrase, float(factors.abs().max()))
+            sign = "has the other sign, and " * bool((factors < 0).all())
+            return Nearness(f"{sign}{phrase}", float(factors.abs().max()))
     return None
 
 
