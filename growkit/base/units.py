@@ -1,8 +1,9 @@
-"""Readable sizes, durations and dates."""
+"""Readable sizes, durations, dates and ranges."""
 
 import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import groupby
 
 from growkit.base.errors import InputError
 
@@ -32,6 +33,13 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def spans(numbers: Sequence[int], dash: str = "–") -> str:
+    """Format ascending numbers, e.g. ``0–2,5``."""
+    runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(run) for _, run in runs)]
+    return ",".join(str(first) if first == last else f"{first}{dash}{last}" for first, last in ends)
 
 
 def given_date() -> datetime | None:

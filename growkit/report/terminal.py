@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import groupby
 from typing import Any
 
 from rich import progress as bars
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from growkit.base.errors import plain, shortened
 from growkit.base.progress import Advance
-from growkit.base.units import duration, size
+from growkit.base.units import duration, size, spans
 from growkit.report.engine_page import engine_view
 from growkit.report.proof_page import proof_view
 from growkit.report.view import (
@@ -184,16 +183,9 @@ def group_names(named: Mapping[str, Hashable]) -> dict[str, list[str]]:
         groups = {}
         for (parts, same), by_number in alike.items():
             numbers = sorted(by_number)
-            pattern = tuple(part or _spans(numbers) for part in parts)
+            pattern = tuple(part or spans(numbers) for part in parts)
             groups[pattern, same] = [name for number in numbers for name in by_number[number]]
     return {".".join(parts): members for (parts, _), members in groups.items()}
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """Rising numbers, e.g. ``0–2,5``."""
-    runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    ends = [(run[0][1], run[-1][1]) for run in (list(run) for _, run in runs)]
-    return ",".join(str(first) if first == last else f"{first}–{last}" for first, last in ends)
 
 
 def in_common(texts: Sequence[str]) -> str:

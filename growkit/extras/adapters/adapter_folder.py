@@ -207,14 +207,14 @@ def scaling(config: Config, module: str, rank: int) -> float:
         module: name of the module.
         rank: rank of its factors.
     """
-    own = pattern_value(config, "alpha_pattern", module)
+    own = own_alpha(config, module)
     alpha = float(config.get("lora_alpha", DEFAULT) if own is None else own)
     return alpha / (rank**0.5 if config.get("use_rslora") else rank)
 
 
-def pattern_value(config: Config, key: str, module: str) -> Any:
-    """The value of the first pattern that matches a module, as in PEFT; None if none does."""
-    settings = (config.get(key) or {}).items()
+def own_alpha(config: Config, module: str) -> Any:
+    """The alpha of the first pattern that matches a module, as in PEFT; None if none does."""
+    settings = (config.get("alpha_pattern") or {}).items()
     return next(
         (value for pattern, value in settings if re.match(WHOLE_NAME.format(pattern), module)), None
     )

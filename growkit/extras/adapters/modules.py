@@ -20,7 +20,7 @@ from growkit.extras.adapters.adapter_folder import (
     MERGE,
     OUT,
     AdapterFolder,
-    pattern_value,
+    own_alpha,
 )
 from growkit.model.checkpoint.reading import Checkpoint
 
@@ -147,7 +147,7 @@ def retarget(folder: AdapterFolder, adapted: Mapping[str, Adapted], modules: Mod
         (within if by_parameter else chosen).append(name)
         if target.rank != config.get("r", DEFAULT):
             ranks[re.escape(name)] = target.rank
-        alpha = pattern_value(config, "alpha_pattern", target.origin.removesuffix(end))
+        alpha = own_alpha(config, target.origin.removesuffix(end))
         if alpha is not None:
             alphas[re.escape(name)] = alpha
     changed: Config = {"target_modules": chosen, "rank_pattern": ranks, "alpha_pattern": alphas}

@@ -8,12 +8,11 @@ also in the config and in the settings of generation.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 
 from growkit.base.errors import InputError
 from growkit.base.options import Option
-from growkit.base.units import size
+from growkit.base.units import size, spans
 from growkit.extras.shrinking.selecting import Selected
 from growkit.extras.shrinking.token_ids import ids_in
 from growkit.extras.shrinking.tokenizer import (
@@ -71,7 +70,7 @@ class Trim(Operation):
         warnings = _differences(folder, tokens, new_ids(content, kept), documents)
         if documents and Path(options[VOCAB_OF.name]).stat().st_size > MAX_TEXT:
             warnings.append(f"only the tokens of the first {size(MAX_TEXT)} of the text are kept")
-        ids = ",".join(_ranges(kept))
+        ids = spans(kept, "-")
         settled = {VOCAB.name: None, VOCAB_OF.name: None, IDS.name: ids}
         return Change([plan], lost=lost, settled=settled, warnings=warnings)
 
@@ -133,13 +132,6 @@ def _numbers(text: str, count: int) -> Iterator[int]:
                 "as 0-258,300"
             )
         yield from range(int(first), int(last) + 1)
-
-
-def _ranges(numbers: Sequence[int]) -> Iterator[str]:
-    """The inverse of ``_numbers``."""
-    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        first, *rest = (number for _, number in run)
-        yield f"{first}-{rest[-1]}" if rest else str(first)
 
 
 def _plan(source: Model, tokens: Tokens) -> Plan:
