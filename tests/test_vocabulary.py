@@ -287,6 +287,24 @@ def test_what_a_class_reads_of_ids_is_left_or_refused(
         assert distance(expected, found) < 1e-12
 
 
+@pytest.mark.parametrize("trims", [["0-19,35"], ["3-19", "0-5,30"]])
+def test_tokens_that_a_step_added_may_be_left(trims: list[str], tmp_path: Path) -> None:
+    source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
+    words = Tokenizer(models.WordLevel({f"word{at}": at for at in range(29)}, "word3"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(source)
+    *first, last = (growkit.ShrinkStep("vocabulary", ids=ids) for ids in trims)
+    steps = (*first, growkit.GrowStep("hypercloning", vocab=40, hidden="x2"), last)
+    result = growkit.run(growkit.Recipe(str(source), steps, str(out), QUICK))
+    assert result["kept"], result["verification"]["reason"]
+    kept = [*range(20)] if len(trims) == 1 else [3, 4, 5, 6, 7, 8]
+    ids = torch.arange(len(kept))[None]
+    expected = logits_of(load_strict(source), torch.tensor([kept]))[:, kept]
+    assert distance(expected, logits_of(load_strict(out), ids)[:, : len(kept)]) < 1e-12
+    with edit_weights(out) as weights:
+        weights["lm_head.weight"][[1, 2]] = weights["lm_head.weight"][[2, 1]]
+    assert not growkit.verify(source, out, QUICK)["kept"]  # the control
+
+
 def test_a_manifest_makes_no_proof_read_a_text(trimmed: tuple[Path, Path], tmp_path: Path) -> None:
     source, out = trimmed
     copied, text = shutil.copytree(out, tmp_path / "out"), str(source.parent / "text")

@@ -21,7 +21,7 @@ from growkit.model.checkpoint.writing import sha256
 from growkit.model.families.family import Family, family_of
 from growkit.model.model import Headers, Model
 from growkit.planning.operation import SizeOption
-from growkit.planning.recipe import Recipe, Step, parse_recipe, with_paths
+from growkit.planning.recipe import Recipe, ShrinkStep, Step, parse_recipe, with_paths
 from growkit.results import versions
 from growkit.results.growth_result import GrowResult
 
@@ -180,7 +180,9 @@ def _check_sizes(steps: tuple[Step, ...], after: Model) -> None:
     """
     widest = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
     limit = max(widest, len(after.tensors))
-    for step in steps:
+    for at, step in enumerate(steps):
+        if any(isinstance(later, ShrinkStep) for later in steps[at + 1 :]):
+            continue  # the target may be smaller than what the step makes
         for option in (
             option for option in step.operation.options if isinstance(option, SizeOption)
         ):

@@ -352,7 +352,9 @@ class Lineage:
         kept: list[int] | None = None
         for plan in self.plans:
             if plan.tokens:
-                kept = [kept[token] if kept else token for token in plan.tokens.kept]
+                before = range(self.source.sizes["vocab"]) if kept is None else kept
+                # Tokens that a step added are behind those of the source.
+                kept = [before[token] for token in plan.tokens.kept if token < len(before)]
         return kept
 
     def write_sidecars(self, folder: Folder) -> bool:
