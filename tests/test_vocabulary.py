@@ -27,7 +27,14 @@ from growkit.extras.shrinking.reductions import vocabulary
 from tests import architectures
 from tests.commands import cli, refusal
 from tests.files import edit_config, edit_json, edit_weights, listed
-from tests.models import distance, load_strict, logits_of, same_bits, save_model
+from tests.models import (
+    distance,
+    load_strict,
+    logits_of,
+    relative_error,
+    same_bits,
+    save_model,
+)
 
 QUICK = growkit.Settings(prompts=2, length=24)
 CORPUS = [*held_out_text().split("\n\n"), "naïve café — 数字, and so on and on", "x + y = 42 " * 9]
@@ -303,6 +310,16 @@ def test_tokens_that_a_step_added_may_be_left(trims: list[str], tmp_path: Path) 
     with edit_weights(out) as weights:
         weights["lm_head.weight"][[1, 2]] = weights["lm_head.weight"][[2, 1]]
     assert not growkit.verify(source, out, QUICK)["kept"]  # the control
+
+
+@pytest.mark.parametrize("kind", ["gemma4_text", "apertus1p5_text"])
+def test_new_tokens_have_rows_in_all_tables(kind: str, tmp_path: Path) -> None:
+    source, out = architectures.save(kind, tmp_path / "source"), tmp_path / "out"
+    growkit.grow(source, out, vocab=77, verify=False)
+    assert relative_error(source, out) < 1e-12
+    assert logits_of(load_strict(out), torch.tensor([[1, 70]])).isfinite().all()
+    with pytest.raises(IndexError):  # the control
+        logits_of(load_strict(source), torch.tensor([[1, 70]]))
 
 
 def test_a_manifest_makes_no_proof_read_a_text(trimmed: tuple[Path, Path], tmp_path: Path) -> None:

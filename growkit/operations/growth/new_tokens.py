@@ -86,19 +86,20 @@ def plan_tokens(source: Model, options: Mapping[str, str]) -> Plan | None:
     rows = (*range(old), *[NOTHING] * (new - old))
     mean = options["new_tokens"] == "mean"
     why = f"{new - old} new tokens, at {'the mean' if mean else 'zero'}"
+    # Embeddings for each layer have a table of their own, which some classes read for all tokens.
+    tables = {axis for axis, size in sizes.items() if axis.startswith("vocab") and size == old}
     transforms: dict[str, Transform] = {}
     for member in family.members(source.config):
-        name, (first, *others) = member.name, member.pattern.dimensions
-        assert all("vocab" not in other.axes for other in others), "a row is a token"
+        name, first = member.name, member.pattern.dimensions[:1]
         transforms[name] = Kept(name)
-        if "vocab" in first.axes:
-            maps = partial(row_maps, source.tensors[name].shape, rows, first.role)
+        if first and first[0].axes & tables:
+            maps = partial(row_maps, source.tensors[name].shape, rows, first[0].role)
             transforms[name] = MoreRows(name, maps, why, mean=mean)
     lost = (
         f"{new - old} new tokens share the softmax: logits of the {old} old ones stay, their "
         "probabilities do not"
     )
-    config = family.resized(source.config, {**sizes, "vocab": new})
+    config = family.resized(source.config, {**sizes, **dict.fromkeys(tables, new)})
     return Plan.checked(source, config, transforms, lost=lost)
 
 
