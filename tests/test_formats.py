@@ -36,6 +36,7 @@ from tests.converted import (
 from tests.files import edit_config, edit_weights, listed
 from tests.models import relative_error, save_model
 
+UP = "model.layers.0.mlp.up_proj.weight"
 QUICK = growkit.Settings(prompts=2, length=16)
 GEMMA = {
     **dict.fromkeys(("norm_qk", "post_attention_norm", "post_mlp_norm"), False),
@@ -292,22 +293,25 @@ def test_a_quantised_file_stands_for_the_numbers_of_its_blocks(tmp_path: Path) -
 
 
 @pytest.mark.sampled(2, "-")
-@pytest.mark.parametrize("fault", ["", "model.norm.weight", "model.layers.0.mlp.up_proj.weight"])
-def test_rounding_to_blocks_is_told_from_a_fault(tmp_path: Path, fault: str) -> None:
-    """llama.cpp made the file; a norm is not rounded, and the rows of a matrix only a little."""
+@pytest.mark.parametrize(
+    ("fault", "factor"),
+    [("", 1), (UP, -1), (UP.replace("up", "down"), 1.04), ("model.norm.weight", -1)],
+)
+def test_rounding_to_blocks_is_told_from_a_fault(tmp_path: Path, fault: str, factor: float) -> None:
+    """llama.cpp made the file; a norm is not rounded, and a matrix only a little, to both sides."""
     pytest.importorskip("gguf")
     source = save_source(tmp_path / "source", "llama", BLOCKS)
     shutil.copy(FILES / "llama.q4_k_m", tmp_path / "model.gguf")
     if fault:
         with edit_weights(source) as state:
-            state[fault][3] *= -1
+            state[fault][slice(None) if factor > 0 else 3] *= factor
     result = growkit.verify(source, tmp_path / "model.gguf", QUICK)
     assert result["verdict"] == "not preserved"
     told = "8 weights are rounded to blocks of few bits, at most 6.2e-02" in result["reason"]
     assert told is not bool(fault)
     assert (result["sections"]["weights"]["first_lost_tensor"] or "") == fault
     assert result["sections"]["logits"]["strict_float64"]["kl_nats_per_token"] > 0
-    for most in (1e-6, 1.0) if fault != "model.layers.0.mlp.up_proj.weight" else ():
+    for most in (1e-6, 1.0) if fault != UP else ():
         limited = growkit.verify(source, tmp_path / "model.gguf", replace(QUICK, max_kl=most))
         allowed = most == 1.0 and not fault
         assert (limited["kept"], limited["verdict"] == "within the limit") == (allowed, allowed)

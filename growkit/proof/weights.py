@@ -148,9 +148,10 @@ FARTHEST = 0.5
 """Largest distance of a row in blocks of few bits, in norms of the source's: an unrelated row of
 the same norm is about √2 away, a row of zeros 1."""
 
-AS_FACTOR = 0.7
-"""Largest part of this distance that may be a factor. It is the distance itself, squared, of blocks
-whose scales are fitted by least squares."""
+AS_FACTOR, AS_FACTOR_OF_DISTANCE, AS_FACTOR_AT_MOST = 0.125, 3.0, 0.7
+"""Largest part of this distance that may be a factor, and what is added for every unit of it. It is
+the distance itself, squared, of blocks whose scales are fitted by least squares; those of all types
+of GGUF have less than a third of the limit (measured)."""
 
 
 @dataclass(frozen=True)
@@ -340,7 +341,9 @@ def _distance(was: Tensor, now: Tensor) -> float:
     one, other = widened(was).double(), widened(now).double()
     away, size = (of.norm(dim=-1) for of in (other - one, one))
     factor = (one * other).sum() / one.square().sum()
-    if (factor - 1).abs() > AS_FACTOR * away.norm() / size.norm():
+    distance = float(away.norm() / size.norm())
+    part = min(AS_FACTOR + AS_FACTOR_OF_DISTANCE * distance, AS_FACTOR_AT_MOST)
+    if (factor - 1).abs() > part * distance:
         return math.inf
     return float((away / size)[away > 0].amax())
 
