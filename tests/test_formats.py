@@ -295,7 +295,7 @@ def test_a_quantised_file_stands_for_the_numbers_of_its_blocks(tmp_path: Path) -
 @pytest.mark.sampled(2, "-")
 @pytest.mark.parametrize(
     ("fault", "factor"),
-    [("", 1), (UP, -1), (UP.replace("up", "down"), 1.04), ("model.norm.weight", -1)],
+    [("", 1), (UP, -1), (UP.replace("up", "gate"), 1.04), ("model.norm.weight", -1)],
 )
 def test_rounding_to_blocks_is_told_from_a_fault(tmp_path: Path, fault: str, factor: float) -> None:
     """llama.cpp made the file; a norm is not rounded, and a matrix only a little, to both sides."""
