@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from growkit.base.progress import Progress
     from growkit.base.settings import Settings
     from growkit.distributed import load
-    from growkit.extras.checksums.check import check
+    from growkit.extras.checksums.file_hashes import check
     from growkit.extras.checksums.results.check_result import CheckResult
     from growkit.extras.differential.modeling.configuration_diff_transformer import (
         DiffTransformerConfig,
@@ -51,7 +51,7 @@ _HOMES = {
     "base.progress": "Progress",
     "base.settings": "Settings",
     "distributed": "load",
-    "extras.checksums.check": "check",
+    "extras.checksums.file_hashes": "check",
     "extras.checksums.results.check_result": "CheckResult",
     "extras.differential.modeling.configuration_diff_transformer": "DiffTransformerConfig",
     "extras.differential.modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",

@@ -326,7 +326,7 @@ def language_model_inside(checkpoint: Checkpoint) -> Checkpoint | None:
     Raises:
         InputError: transformers does not accept the config of the whole model.
     """
-    views = (extra.language_model_inside(checkpoint) for extra in _extras("language_models"))
+    views = (extra.view_inside(checkpoint) for extra in _extras("language_models"))
     return next(filter(None, views), None)
 
 

@@ -1,7 +1,9 @@
 """The rules of the house: a new family or method is one new file; small things have one place."""
 
+import ast
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -343,3 +345,12 @@ def test_no_family_is_named_outside_its_file() -> None:
             continue
         text = file.read_text()
         assert not any(f'"{name}"' in text or f"'{name}'" in text for name in names), file
+
+
+def test_files_and_public_names_are_unique() -> None:
+    files = [path for path in Path(growkit.__path__[0]).rglob("*.py") if path.name != "__init__.py"]
+    top = [node for path in files for node in ast.parse(path.read_text("utf-8")).body]
+    named = [node.name for node in top if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    public = Counter(name for name in named if not name.startswith("_"))
+    assert [name for name, count in public.items() if count > 1] == []
+    assert [name for name, count in Counter(path.name for path in files).items() if count > 1] == []

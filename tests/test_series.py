@@ -34,7 +34,7 @@ from growkit.extras.differential.modeling.differential_attention import (
     heavy_columns,
     integral_series,
 )
-from growkit.extras.differential.results.series import SeriesError
+from growkit.extras.differential.results.series_section import SeriesError
 from growkit.results.proof_result import Finding
 from tests.models import seeded
 from tests.test_modeling import CACHED, VOCABULARY, build, distance, left_padded, tokens

@@ -28,7 +28,7 @@ from growkit.extras.optimizer.checks.trained_alike import (
     prove_training,
     state_paths,
 )
-from growkit.extras.optimizer.results.training import TrainingSection
+from growkit.extras.optimizer.results.training_section import TrainingSection
 from growkit.extras.optimizer.state import written_in
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import read_record

@@ -255,7 +255,7 @@ def check_command(
     folder: Path = cli.argument("OUT", "Folder that growkit wrote."), as_json: bool = JSON
 ) -> int:
     """Check OUT against the hashes in its manifest, at any later time and on any machine."""
-    from growkit.extras.checksums.check import check
+    from growkit.extras.checksums.file_hashes import check
     from growkit.report.terminal import Bars
 
     result = check(folder, progress=Bars())

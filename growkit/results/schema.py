@@ -70,6 +70,7 @@ def _object(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if declared is proof.Sections:  # a check in a file of its own may have any figures
         for name, kind in registered("results", "SECTION").items():
             summary = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:\n")[0]
+            name = name.removesuffix("_section")
             properties[name] = _schema(kind | None, definitions)
             properties[name]["description"] = " ".join(summary.split())
         others = {**_object(proof.Section, definitions), "additionalProperties": {}}

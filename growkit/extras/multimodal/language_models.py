@@ -18,7 +18,7 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Config keys of special tokens."""
 
 
-def language_model_inside(checkpoint: Checkpoint) -> Inside | None:
+def view_inside(checkpoint: Checkpoint) -> Inside | None:
     """The language model inside a multimodal checkpoint; None if none can be taken out.
 
     Raises:

@@ -30,7 +30,7 @@ from growkit.extras.differential.modeling.differential_attention import (
     integral_series,
 )
 from growkit.extras.differential.modeling.modeling_diff_transformer import DiffTransformerAttention
-from growkit.extras.differential.results.series import SeriesError, SeriesSection
+from growkit.extras.differential.results.series_section import SeriesError, SeriesSection
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair

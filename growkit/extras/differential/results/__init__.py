@@ -1,1 +1,1 @@
-"""Sections on differential attention, one file each: ``SECTION``."""
+"""Sections on differential attention, NAME_section.py: ``SECTION``."""

@@ -23,7 +23,7 @@ from growkit.engine.device import CPU, device_name
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
 from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
-from growkit.extras.optimizer.results.trainability import CopyDistance, TrainabilitySection
+from growkit.extras.optimizer.results.trainability_section import CopyDistance, TrainabilitySection
 from growkit.extras.optimizer.stored_gradients import Named, StoredGradients
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.transforms import Kept, Mapped, Subtensor, Transform

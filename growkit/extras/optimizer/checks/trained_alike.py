@@ -32,7 +32,7 @@ from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import class_loss, load_model
 from growkit.extras.optimizer.grow_state import MOMENTS, GrownState, Optimizer, grown_moments
 from growkit.extras.optimizer.param_groups import Parameters, ParamGroup, class_updates
-from growkit.extras.optimizer.results.training import TrainingSection
+from growkit.extras.optimizer.results.training_section import TrainingSection
 from growkit.extras.optimizer.state import ADAMW, MUON, STEP, State, open_state, written_in
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.model import Model

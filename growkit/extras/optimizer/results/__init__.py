@@ -1,1 +1,1 @@
-"""Sections of the proofs of training and of gradients, one file each: ``SECTION``."""
+"""Sections of the proofs of training and of gradients, NAME_section.py: ``SECTION``."""

@@ -22,7 +22,7 @@ from growkit.base.lazy import Tensor
 from growkit.base.tensors import Weights, same_numbers
 from growkit.base.workers import workers
 from growkit.extras.shrinking.inverse_plan import Inverse, Undone, inverses, sources_of
-from growkit.extras.shrinking.tokens_left import kept_tokens
+from growkit.extras.shrinking.kept_tokens import kept_tokens
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Widened, rounded

@@ -13,6 +13,7 @@ from pathlib import Path
 from growkit.base.errors import InputError
 from growkit.base.options import Option
 from growkit.base.units import size, spans
+from growkit.extras.shrinking.kept_tokens import kept_tokens, with_tokens
 from growkit.extras.shrinking.selecting import Selected
 from growkit.extras.shrinking.token_ids import ids_in
 from growkit.extras.shrinking.tokenizer import (
@@ -23,7 +24,6 @@ from growkit.extras.shrinking.tokenizer import (
     read_tokenizer,
     write_trimmed,
 )
-from growkit.extras.shrinking.tokens_left import kept_tokens, with_tokens
 from growkit.model.checkpoint.folder import GENERATION, Folder
 from growkit.model.checkpoint.scratch import in_temporary
 from growkit.model.model import Model
