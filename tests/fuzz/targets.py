@@ -227,8 +227,9 @@ ODD_FILES: dict[str, Callable[[Random, bytes], bytes]] = {
 def opened(random: Random, places: Places, place: str = "") -> Case:
     """An odd file of another program, which is only opened, in any place or in this one."""
     place = place or random.choice(READERS)
-    unread = "source/generation_config.json"
-    names = [name for name in places[place].files if name.startswith("source/") and name != unread]
+    unread = {f"source/{name}" for name in ("generation_config.json", "common.pt", "metadata.json")}
+    names = [name for name in places[place].files if name.startswith("source/")]
+    names = [name for name in names if name not in unread]
     name = random.choice(names)
     content = ODD_FILES[name.rpartition(".")[2]](random, places[place].content(name))
     model = name if place == LOGITS else "source"
