@@ -148,10 +148,10 @@ FARTHEST = 0.5
 """Largest distance of a row in blocks of few bits, in norms of the source's: an unrelated row of
 the same norm is about √2 away, a row of zeros 1."""
 
-AS_FACTOR, AS_FACTOR_OF_DISTANCE, AS_FACTOR_AT_MOST = 0.125, 3.0, 0.7
+AS_FACTOR, AS_FACTOR_OF_DISTANCE, AS_FACTOR_AT_MOST = 0.125, 2.0, 0.7
 """Largest part of this distance that may be a factor, and what is added for every unit of it. It is
 the distance itself, squared, of blocks whose scales are fitted by least squares; those of all types
-of GGUF have less than a third of the limit (measured)."""
+of GGUF have at most two thirds of the limit (measured)."""
 
 
 @dataclass(frozen=True)
@@ -335,15 +335,17 @@ def is_converted(target: Checkpoint) -> bool:
 def _distance(was: Tensor, now: Tensor) -> float:
     """The largest distance of two rows, in norms of the first; infinite from rows of zeros.
 
-    It is also infinite if much of the distance is a factor, such as that of a wrong scale: blocks
-    round to both sides.
+    It is also infinite if much of the distance of a matrix, of one expert, say, is a factor, such as
+    that of a wrong scale: blocks round to both sides.
     """
     one, other = widened(was).double(), widened(now).double()
     away, size = (of.norm(dim=-1) for of in (other - one, one))
-    factor = (one * other).sum() / one.square().sum()
-    distance = float(away.norm() / size.norm())
-    part = min(AS_FACTOR + AS_FACTOR_OF_DISTANCE * distance, AS_FACTOR_AT_MOST)
-    if (factor - 1).abs() > part * distance:
+    matrix = tuple(range(-min(one.dim(), 2), 0))
+    squares = one.square().sum(matrix)
+    factor = (one * other).sum(matrix) / squares
+    distance = ((other - one).square().sum(matrix) / squares).sqrt()
+    part = (AS_FACTOR + AS_FACTOR_OF_DISTANCE * distance).clamp(max=AS_FACTOR_AT_MOST)
+    if ((factor - 1).abs() > part * distance).any():
         return math.inf
     return float((away / size)[away > 0].amax())
 
