@@ -335,7 +335,7 @@ def is_converted(target: Checkpoint) -> bool:
 def _distance(was: Tensor, now: Tensor) -> float:
     """The largest distance of two rows, in norms of the first; infinite from rows of zeros.
 
-    It is also infinite if much of the distance of a matrix, of one expert, say, is a factor, such as
+    It is also infinite if much of the distance of a matrix (of each expert) is a factor, such as
     that of a wrong scale: blocks round to both sides.
     """
     one, other = widened(was).double(), widened(now).double()

@@ -111,11 +111,11 @@ def measure_nearness(
     alike, was = likely
     distance = float((now - was).norm() / was.norm())
     nearness = _by_rounding(was, now, after.tensors[name].torch_dtype)
+    nearness = nearness or _by_factors(was, now, of_rows=not far)
     if far and not nearness and not mistake:
         which = f"{counted(len(far), 'row')} of {rows} (first {far[0]})"
         elsewhere = f"is far from the source's in {which}, and near it in the others"
         return Nearness(_by_order(before, after, name, far[0]) or elsewhere)
-    nearness = nearness or _by_factors(was, now)
     if not nearness and alike < ALIKE and (mistake or not distance <= FAR):
         return Nearness(_by_order(before, after, name, 0) or UNRELATED)
     in_blocks = name in after.in_blocks
@@ -203,8 +203,8 @@ def _lines(model: Model, name: str, dim: int) -> Tensor:
     return torch.nn.functional.normalize(lines, dim=1)
 
 
-def _by_factors(was: Tensor, now: Tensor) -> Nearness | None:
-    """Factors that a matrix, rows, columns or blocks have of their own."""
+def _by_factors(was: Tensor, now: Tensor, *, of_rows: bool) -> Nearness | None:
+    """Factors that a matrix, columns or blocks have of their own, and single rows if asked for."""
     (rows, columns), distance = was.shape, (now - was).norm()
     lost = "as if their scales were lost, inverted or those of others"
     trials: list[tuple[str, int, int]] = []
@@ -217,6 +217,7 @@ def _by_factors(was: Tensor, now: Tensor) -> Nearness | None:
             trials.append((f"has blocks of {size} numbers in a row {OWN}, {lost}", 1, size))
             if rows % size == 0:
                 trials.append((f"has blocks of {size} by {size} numbers {OWN}, {lost}", size, size))
+    trials = [trial for trial in trials if of_rows or trial[1] > 1]
     trials.sort(key=lambda trial: -trial[1] * trial[2])  # few factors first
     for phrase, tall, wide in [("is multiplied by about {:.4g}", rows, columns), *trials]:
         one, other = (t.view(rows // tall, tall, columns // wide, wide) for t in (was, now))
