@@ -335,19 +335,28 @@ def is_converted(target: Checkpoint) -> bool:
 def _distance(was: Tensor, now: Tensor) -> float:
     """The largest distance of two rows, in norms of the first; infinite from rows of zeros.
 
-    It is also infinite if much of the distance of a matrix (of each expert) is a factor, such as
-    that of a wrong scale: blocks round to both sides.
+    It is also infinite if a matrix has a factor, such as that of a wrong scale.
     """
     one, other = widened(was).double(), widened(now).double()
+    if has_factor(one, other):
+        return math.inf
     away, size = (of.norm(dim=-1) for of in (other - one, one))
+    return float((away / size)[away > 0].amax())
+
+
+def has_factor(one: Tensor, other: Tensor) -> bool:
+    """Whether more of the distance of a matrix is a factor than blocks have, which round both ways.
+
+    Args:
+        one: the matrix, or several, such as one for each expert.
+        other: the matrix that is stored in blocks.
+    """
     matrix = tuple(range(-min(one.dim(), 2), 0))
     squares = one.square().sum(matrix)
     factor = (one * other).sum(matrix) / squares
     distance = ((other - one).square().sum(matrix) / squares).sqrt()
     part = (AS_FACTOR + AS_FACTOR_OF_DISTANCE * distance).clamp(max=AS_FACTOR_AT_MOST)
-    if ((factor - 1).abs() > part * distance).any():
-        return math.inf
-    return float((away / size)[away > 0].amax())
+    return bool(((factor - 1).abs() > part * distance).any())
 
 
 def _first_refused(

@@ -18,6 +18,7 @@ from growkit.base.limits import SPACING
 from growkit.base.tensors import AT_ONCE, parts, widened
 from growkit.extras.formats.relations import shape_of
 from growkit.model.model import Model
+from growkit.proof.weights import has_factor
 from growkit.results.proof_result import counted
 
 ALIKE, NEARER, FAR = 0.5, 0.2, 0.7
@@ -53,6 +54,7 @@ makes it; the source's tensor itself has none, and is first."""
 LEAST = 8
 """Least number of rows and columns that have factors of their own."""
 
+MULTIPLIED = "is multiplied by about {:.4g}"
 OWN = "multiplied by factors of up to {:.3g}"
 DISTANCE = "about {:.2g} % of its norm away from the source's"
 AWAY = f"is {DISTANCE}, as after training, averaging or quantisation"
@@ -119,6 +121,8 @@ def measure_nearness(
     if not nearness and alike < ALIKE and (mistake or not distance <= FAR):
         return Nearness(_by_order(before, after, name, 0) or UNRELATED)
     in_blocks = name in after.in_blocks
+    if not nearness and in_blocks and has_factor(was, now):
+        nearness = Nearness(MULTIPLIED, float((was * now).sum() / was.square().sum()))
     if not nearness:
         quantised = None if in_blocks else _by_levels(was, now)
         noise = Nearness(IN_BLOCKS if in_blocks else AWAY)
@@ -219,7 +223,7 @@ def _by_factors(was: Tensor, now: Tensor, *, of_rows: bool) -> Nearness | None:
                 trials.append((f"has blocks of {size} by {size} numbers {OWN}, {lost}", size, size))
     trials = [trial for trial in trials if of_rows or trial[1] > 1]
     trials.sort(key=lambda trial: -trial[1] * trial[2])  # few factors first
-    for phrase, tall, wide in [("is multiplied by about {:.4g}", rows, columns), *trials]:
+    for phrase, tall, wide in [(MULTIPLIED, rows, columns), *trials]:
         one, other = (t.view(rows // tall, tall, columns // wide, wide) for t in (was, now))
         factors = (one * other).sum((1, 3)) / one.square().sum((1, 3)).clamp(min=1e-300)
         rest = (other - factors[:, None, :, None] * one).norm()
