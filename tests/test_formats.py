@@ -534,7 +534,9 @@ def test_layers_that_differ_have_names_of_their_own_in_megatron_core(tmp_path: P
     source = save_model(
         tmp_path / "source", "qwen3_moe", mlp_only_layers=[0], num_experts=2, num_experts_per_tok=1
     )
-    assert growkit.convert(source, tmp_path / "out", "megatron", verify=QUICK)["kept"]
+    result = growkit.convert(source, tmp_path / "out", "megatron", verify=QUICK)
+    assert result["kept"]
+    assert not result["verification"]["sections"]["files"]["unknown_files"]
     names = of_distributed(tmp_path / "out")[0]
     assert "decoder.layers.0.mlp.linear_fc1.weight" in names
     assert "decoder.layers.1.mlp.experts.experts.linear_fc1._extra_state/shard_0_2" in names

@@ -21,6 +21,7 @@ from growkit.extras.formats.distributed_file import (
     LIST,
     MAX_BYTES,
     VALUES,
+    DistributedFile,
     distributed_shards,
     list_of,
 )
@@ -53,6 +54,7 @@ ROWS = ("heads.head_dim", "kv_heads.head_dim", "kv_heads.head_dim")
 GROUPS = ORDERS["with_keys_and_values"]("heads", "kv_heads", "head_dim")
 IN_LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d+)\.(?P<name>.+)")
 
+COMMON, ABOUT = "common.pt", "metadata.json"
 KIND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 """Contents of ``metadata.json``, without which Megatron-Core loads no checkpoint."""
 
@@ -72,6 +74,13 @@ class Megatron(LaidOut, Distributed):
         """See ``Format``."""
         files = super().files(folder)
         return files if files and MARK in folder.bytes(LIST, MAX_BYTES) else {}
+
+    def open(self, folder: Folder, names: Sequence[str]) -> Sequence[DistributedFile]:
+        """See ``Distributed``; what is beside the tensors holds nothing of the model."""
+        files = super().open(folder, names)
+        beside = filter(folder.has, (VALUES, COMMON, ABOUT))
+        files[0].paths = [*files[0].paths, *(folder.path / name for name in beside)]
+        return files
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """See ``Format``; layers that are alike are listed as parts of one tensor."""
@@ -93,8 +102,8 @@ class Megatron(LaidOut, Distributed):
         files = {
             LIST: list_of(shards, names, stacks, states),
             VALUES: state,
-            "common.pt": archive_of({}),
-            "metadata.json": json.dumps(KIND).encode(),
+            COMMON: archive_of({}),
+            ABOUT: json.dumps(KIND).encode(),
         }
         return Output(tensors, shards, files)
 
