@@ -229,6 +229,11 @@ def test_another_form_of_log_probabilities_is_named(tmp_path: Path, told: str) -
 NOT_AS_SAID: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [
     ("float32", lambda logits: logits / 0.7, "multiplies logits by 1.429, as a temperature of 0.7"),
     ("bfloat16", lambda logits: logits, "computes in bfloat16, not in float32 as its file says"),
+    (
+        "float32",
+        lambda logits: logits + 1e-4 * (torch.arange(logits.numel()) * 12.9).sin().view_as(logits),
+        "rounds more than float32 does, as with a cache in float16 or TF32",
+    ),
     ("float32", lambda logits: logits.softmax(-1), "writes probabilities in place of logits"),
     (
         "float32",
@@ -253,6 +258,16 @@ def test_logits_that_are_not_what_the_file_says(tmp_path: Path, case: int) -> No
     top.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"natural logarithms .* were expected, none above 0"):
         verdict_of(source, top)
+
+
+def test_a_mistake_is_named_beside_more_rounding_than_the_file_says(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source", "llama")
+    wrong = Path(shutil.copytree(source, tmp_path / "wrong"))
+    edit_config(wrong, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    file = tmp_path / "logits.safetensors"
+    tensors = load_file(as_run(wrong, file, "float16"))
+    save_file(tensors, file, {"program": "engine", "dtype": "float32"})
+    assert "rope_type default in place of llama3" in verdict_of(source, file).reason
 
 
 def test_the_nearer_of_two_programs_is_named(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ GAIN = 0.1
 """Least part of the rounding error by which a guess must be nearer to the program, if rounding may
 explain its logits without it: less does not matter."""
 
+BESIDE = 0.01
+"""Largest part of a mistake's KL that rounding may leave which is wider than the file says."""
+
 MAX_NAMED = 3
 """Largest number of mistakes in a sentence that these logits do not tell apart."""
 
@@ -179,23 +182,33 @@ def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding
 
 
 def _narrower(engine: Engine, errors: dict[Guess, Errors]) -> list[Guess]:
-    """A narrower dtype than the file says, if the class's own rounding in it explains the logits.
+    """What explains the logits if the program rounds more than the dtype in its file does.
+
+    It is a mistake beside which that rounding is small, or the rounding alone: of a narrower dtype,
+    or less.
 
     Args:
         engine: the logits.
         errors: receives the errors of the class in that dtype.
     """
-    said = engine.file.dtype
+    said, base = engine.file.dtype, errors[NOTHING]
+    nearest = min(errors, key=lambda guess: _order(errors[guess].mean))
     for dtype in ("float16", "bfloat16"):
         if SPACING[said] >= SPACING[dtype]:
             continue
         of_dtype = Judge(engine.measure_rounding(NOTHING, dtype), dtype, engine.file)
-        alike = errors[NOTHING].mean * ENGINE_MARGIN > of_dtype.own.mean
-        if of_dtype.usable and alike and of_dtype.explains(errors[NOTHING]):
-            remedy = f"run it in {said}, or write {dtype} as dtype into the file"
-            guess = Guess(f"computes in {dtype}, not in {said} as its file says", remedy)
-            errors[guess] = of_dtype.own
-            return [guess]
+        if not of_dtype.usable or not of_dtype.explains(errors[nearest]):
+            continue
+        if errors[nearest].mean < BESIDE * base.mean:
+            return [nearest]
+        if not of_dtype.explains(base):
+            continue
+        phrase = f"computes in {dtype}, not in {said} as its file says"
+        if base.mean * ENGINE_MARGIN <= of_dtype.own.mean:
+            phrase = f"rounds more than {said} does, as with a cache in {dtype} or TF32"
+        guess = Guess(phrase, f"run it in {said}, or write {dtype} as dtype into the file")
+        errors[guess] = of_dtype.own
+        return [guess]
     return []
 
 
