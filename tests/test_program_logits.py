@@ -110,7 +110,8 @@ CONVENTIONS: list[tuple[str, Callable[[Path], None], str]] = [
     ("llama", edited("norm", lambda w: w + 1), "1 added to the weights of norms"),
     ("gemma2", edited("norm", lambda w: w - 1), "1 subtracted from the weights of norms"),
     ("llama", untie, "takes the embedding for its head"),
-    ("qwen2", edited("bias", torch.zeros_like), "leaves out biases"),
+    ("qwen2", edited("bias", torch.zeros_like), "leaves out biases:"),
+    ("stablelm", edited("proj.bias", torch.zeros_like), "leaves out biases of attention:"),
     ("llama", edited("embed_tokens", lambda w: w.float() * 32**0.5), "embeddings by √32"),
     ("llama", edited(r"[qk]_proj", pairs_of_neighbours), "rotary pairs in another order"),
 ]

@@ -128,6 +128,19 @@ class Changed:
                 self._compare(vars(module), vars(of_other[name]))
                 buffers = buffers_of(of_other[name])
                 self._compare(buffers_of(module), buffers, saved_buffers(module))
+                self._replace_functions(module._modules, of_other[name]._modules)
+
+    def _replace_functions(
+        self, mine: dict[str, nn.Module | None], others: Mapping[str, nn.Module | None]
+    ) -> None:
+        """Take the other's modules that only compute a function, such as an activation."""
+        functions = {
+            key: other
+            for key, other in others.items()
+            if type(other) is not type(mine.get(key)) and not (other and other.state_dict())
+        }
+        if functions:
+            self._changes.append((mine, functions))
 
     def _compare(
         self, mine: dict[str, Any], others: Mapping[str, Any], kept: Set[str] = MODULE_ATTRIBUTES

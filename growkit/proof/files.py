@@ -33,6 +33,7 @@ from growkit.model.checkpoint.format import read_config
 from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.model.families.family import families, known_family, unlisted_family
+from growkit.model.families.family_parts import MISSING, value_at
 from growkit.planning.companions import companions
 from growkit.planning.manifest import changed_since
 from growkit.planning.own_class import config_as_loaded
@@ -398,19 +399,19 @@ def _is_read(name: str, runs: bool) -> bool:
 
 def _changed_value(key: str, wanted: Config, actual: Config) -> ChangedValue:
     """A key, possibly nested, with its expected and its actual value."""
-    was, now = (_shown(key, config) for config in (wanted, actual))
-    return ChangedValue(name=f"{key} in config.json", expected=was, found=now)
+    values = [value_at(config, key, MISSING) for config in (wanted, actual)]
+    texts = [*map(_shown, values)]
+    if texts == [None, None] and all(isinstance(value, list) for value in values):
+        pairs = enumerate(zip(*values, strict=False))
+        entry, pair = next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), (0, values))
+        texts = [text and f"{text} (entry {entry})" for text in map(_shown, pair)]
+    return ChangedValue(name=f"{key} in config.json", expected=texts[0], found=texts[1])
 
 
-def _shown(key: str, config: Config) -> str | None:
-    """The value of a key as JSON; None if it is missing, or too long for a sentence."""
-    value: Any = config
-    for name in key.split("."):
-        if not isinstance(value, dict) or name not in value:
-            return None
-        value = value[name]
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MAX_LETTERS else None
+def _shown(value: Any) -> str | None:
+    """A value as JSON; None if it is missing, or too long for a sentence."""
+    text = "" if value is MISSING else json.dumps(value, ensure_ascii=False)
+    return text if 0 < len(text) <= MAX_LETTERS else None
 
 
 def _first_changed_key(wanted: Config, actual: Config) -> list[ChangedValue]:

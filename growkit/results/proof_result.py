@@ -139,7 +139,8 @@ class ChangedValue(Result):
     Attributes:
         name: name of the key, as in ``changed``.
         expected: the value that growkit writes or, if the target's recipe is unknown, the source's
-            value; as JSON, null if it is unset or long.
+            value; as JSON, null if it is unset or long. Of a long list, it is the first entry that
+            differs, with its number.
         found: the target's value, likewise.
     """
 

@@ -52,9 +52,25 @@ SETTINGS: tuple[tuple[str, Values], ...] = (
     (r"query_pre_attn_scalar", _of_heads(1)),
     (r"attention_multiplier|attn_scale", _of_heads(-0.5)),
     (r"\w*(multiplier|_scal(e|ing)|scaling_factor)", _these(1.0)),
-    (r"norm_topk_prob|scale_\w+", lambda value, config: (not value,)),
+    (
+        r"norm_topk_prob|scale_\w+|use_(?!cache)\w+|\w+_interleave|attn_temperature_tuning",
+        lambda value, config: (not value,),
+    ),
+    (
+        r"num_experts_per_tok|moe_top_?k|moe_k|top_k_experts",
+        lambda value, config: (max(1, value - 1), value + 1),
+    ),
+    (r"n_group|topk_group", _these(1)),
+    (r"hidden_act(ivation)?", _these("silu", "gelu", "gelu_pytorch_tanh", "quick_gelu", "relu")),
 )
 """Other values that programs use, by the last part of a key."""
+
+BIASES = {
+    " of attention": re.compile(r"\.\w*att\w*\..*\.bias$"),
+    " of norms": re.compile(r"norm\w*\.bias$|\.ln_\w+\.bias$"),
+    "": re.compile(r"\.bias$"),
+}
+"""Names of biases that programs leave out together; the last ones are all of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,19 +112,47 @@ class Guess:
 
 
 def guesses_of_settings(config: Config) -> Iterator[Guess]:
-    """Other values of the keys of a complete config."""
-    for key, value in _entries(config):
+    """Other values of the keys of a complete config, and those of layers exchanged."""
+    entries = dict(_entries(config))
+    for key, value in entries.items():
+        last = key.rpartition(".")[2]
         for pattern, values in SETTINGS:
-            if value is None or not re.fullmatch(pattern, key.rpartition(".")[2]):
+            if value is None or not re.fullmatch(pattern, last):
                 continue
-            for other in dict.fromkeys(values(value, config)):
+            alike = {name: entries[name] for name in entries if name.rpartition(".")[2] == last}
+            for other in dict.fromkeys([*values(value, config), *alike.values()]):
                 if other != value:
                     yield Guess(
                         f"computes with {key} {_shown(other)} in place of {_shown(value)}",
                         f"set {key} to {_shown(value)} there",
                         {key: other},
                     )
+            if len({*alike.values()}) == len(alike) == 2 and key == min(alike):
+                one, other = alike
+                yield Guess(
+                    f"exchanges {one} {_shown(alike[one])} and {other} {_shown(alike[other])}",
+                    "exchange them there",
+                    {one: alike[other], other: alike[one]},
+                )
             break
+    yield from _guesses_of_kinds(config)
+
+
+def _guesses_of_kinds(config: Config) -> Iterator[Guess]:
+    """Other kinds of layers, where a list has one for each."""
+    for key, kinds in config.items():
+        if not isinstance(kinds, list) or len(kinds) != config.get("num_hidden_layers"):
+            continue
+        others = {f"{kind} in all layers": [kind] * len(kinds) for kind in kinds}
+        others["the kind of the next layer"] = [*kinds[1:], kinds[0]]
+        others["the kind of the layer before"] = [kinds[-1], *kinds[:-1]]
+        for phrase, other in others.items():
+            if other != kinds:
+                yield Guess(
+                    f"computes with {key} of {phrase}",
+                    f"give each layer its own entry of {key} there",
+                    {key: other},
+                )
 
 
 def guesses_of_tokens(config: Config) -> Iterator[Guess]:
@@ -153,11 +197,14 @@ def guesses_of_conventions(weights: Model, sizes: Mapping[str, int]) -> Iterator
             "choose the other convention of norms there (w, or 1 + w)",
             edit=partial(_edited, re.compile("norm"), partial(torch.add, other=change)),
         )
-    yield Guess(
-        "leaves out biases",
-        "switch on the biases that the model has",
-        edit=partial(_edited, re.compile(r"\.bias$"), torch.zeros_like),
-    )
+    biases = {frozenset(filter(BIASES[of].search, weights.tensors)): of for of in BIASES}
+    for names, of in biases.items():
+        if names:
+            yield Guess(
+                f"leaves out biases{of}",
+                "switch on the biases that the model has",
+                edit=partial(_edited, BIASES[of], torch.zeros_like),
+            )
     hidden = sizes.get("hidden", 0)
     for factor, phrase in ((hidden**-0.5, "√"), (hidden**0.5, "1/√")) if hidden else ():
         yield Guess(

@@ -54,6 +54,7 @@ class Format:
         rank: formats of a lower rank are tried first; files of two of the same rank are refused.
         read_by_transformers: whether ``from_pretrained`` reads these files by itself.
         complete: whether the config has every setting that the class has by no default.
+        beside: names of the files beside those with weights, without ``config.json``.
     """
 
     title: str
@@ -64,6 +65,7 @@ class Format:
     rank: int = 2
     read_by_transformers: bool = False
     complete: bool = True
+    beside: Collection[str] = ()
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """Find the files of a model.

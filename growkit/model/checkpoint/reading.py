@@ -44,7 +44,7 @@ class Checkpoint(Model):
         folder: path of the folder, or of the file.
         opened: the folder, through which all its files are read.
         config: the contents of ``config.json``, or what it would be.
-        files: paths of the files with weights.
+        files: paths of the files with weights, and of those beside them.
         format: the format of these files.
         tensors: the header of every tensor, by name.
         wrappers: the parts of names that modules around the model added, such as ``_orig_mod``;
@@ -63,7 +63,8 @@ class Checkpoint(Model):
         self.config: Config = self.format.config(self.opened, files)
         refuse_followed(self.config, self.opened)
         self.opened.check_files()
-        self.files = [path for file in files for path in file.paths]
+        beside = filter(None, map(self.opened.find, self.format.beside))
+        self.files = [*(path for file in files for path in file.paths), *beside]
         stored = _file_by_tensor(files, names, self.folder)
         self._stored = self.format.to_transformers(_Joined(stored), self.config)
         self.wrappers: list[str] = []

@@ -135,7 +135,7 @@ class LitGPT(LaidOut):
     """See ``Format``."""
 
     title, name, models = "litgpt", "litgpt", KINDS
-    complete = False  # it has no settings of training, nor ids of tokens
+    complete, beside = False, (CONFIG,)  # it has no settings of training, nor ids of tokens
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""

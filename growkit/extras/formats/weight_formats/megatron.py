@@ -21,7 +21,6 @@ from growkit.extras.formats.distributed_file import (
     LIST,
     MAX_BYTES,
     VALUES,
-    DistributedFile,
     distributed_shards,
     list_of,
 )
@@ -50,6 +49,14 @@ ALIKE = {
     BEFORE_EXPERTS: "post_attention_layernorm.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
+ON_BOTH_SIDES = {
+    "self_attention.linear_proj.post_layernorm.weight": "post_attention_layernorm.weight",
+    BEFORE_MLP: "pre_feedforward_layernorm.weight",
+    BEFORE_EXPERTS: "pre_feedforward_layernorm.weight",
+    "mlp.linear_fc2.post_layernorm.weight": "post_feedforward_layernorm.weight",
+}
+"""Norms of layers that have one before and one after each sublayer."""
+NORMS = {"gemma2": ON_BOTH_SIDES, "gemma3_text": ON_BOTH_SIDES}
 ROWS = ("heads.head_dim", "kv_heads.head_dim", "kv_heads.head_dim")
 GROUPS = ORDERS["with_keys_and_values"]("heads", "kv_heads", "head_dim")
 IN_LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d+)\.(?P<name>.+)")
@@ -67,20 +74,17 @@ class Megatron(LaidOut, Distributed):
     """See ``Format``."""
 
     title, name = "Megatron-Core", "megatron"
-    models = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+    models = (
+        *("gemma", "gemma2", "gemma3_text", "llama", "mistral"),
+        *("mixtral", "qwen2", "qwen3", "qwen3_moe"),
+    )
     in_recipes, rank = "", 1  # its files look like those of torch.distributed.checkpoint
+    beside = (VALUES, COMMON, ABOUT)
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""
         files = super().files(folder)
         return files if files and MARK in folder.bytes(LIST, MAX_BYTES) else {}
-
-    def open(self, folder: Folder, names: Sequence[str]) -> Sequence[DistributedFile]:
-        """See ``Distributed``; what is beside the tensors holds nothing of the model."""
-        files = super().open(folder, names)
-        beside = filter(folder.has, (VALUES, COMMON, ABOUT))
-        files[0].paths = [*files[0].paths, *(folder.path / name for name in beside)]
-        return files
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """See ``Format``; layers that are alike are listed as parts of one tensor."""
@@ -113,7 +117,8 @@ class Megatron(LaidOut, Distributed):
         experts, gate, up, down = EXPERTS.get(
             model_type, ("mlp.experts.{expert}.", "gate_proj", "up_proj", "down_proj")
         )
-        layer = [Held(OWN + own, (LAYER + name,)) for own, name in ALIKE.items()]
+        alike = ALIKE | NORMS.get(model_type, {})
+        layer = [Held(OWN + own, (LAYER + name,)) for own, name in alike.items()]
         router = ROUTERS.get(model_type, "mlp.gate")
         layer.append(Held(OWN + ROUTER, (f"{LAYER}{router}.weight",)))
         for end in ("weight", "bias"):

@@ -118,6 +118,7 @@ class Meta(LaidOut):
 
     title, name, models = "Meta's original files", "meta", ("llama",)
     complete = False  # it has no settings of training, nor ids of tokens, nor a longest context
+    beside = (CONFIG,)
 
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""
