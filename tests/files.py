@@ -4,6 +4,8 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,14 @@ from growkit.cli.demo import MODEL
 CASES = Path(__file__).with_name("cases")
 
 
+@cache
+def tables(file: str) -> dict[str, Any]:
+    return yaml.safe_load((CASES / f"{file}.yaml").read_text("utf-8"))
+
+
 def listed(file: str, section: str) -> Any:
     """A table of ``tests/cases/FILE.yaml``."""
-    return yaml.safe_load((CASES / f"{file}.yaml").read_text("utf-8"))[section]
+    return deepcopy(tables(file)[section])
 
 
 def edit_config(folder: Path, file: str = "config.json", **changes: Any) -> None:

@@ -3,18 +3,14 @@
 What lies on it is computed on the CPU, but may not meet what does not: torch's own fake tensors,
 which go through every operation first, refuse what a real GPU would. Its arithmetic can be wrong in
 the ways of ``tests.wrong_arithmetic``. Streams, memory and speed are not pretended. It cannot be
-called cuda: a torch for CPUs aborts when such a tensor, fake or not, needs a gradient. To be run as
-a program of its own, as such a device stays for good:
-
-    python -m tests.pretend_gpu FOLDER [NUMBER OF CASES]
+called cuda: a torch for CPUs aborts when such a tensor, fake or not, needs a gradient. To be
+imported in a process of its own, as such a device stays for good.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -187,10 +183,8 @@ def pretend() -> None:
         (Tensor, "tolist"): lambda self: as_list(self.cpu()),
         (Tensor, "new_tensor"): like,
         (torch, "tensor"): moved,
-        (
-            mode_results,
-            "run_whole_models",
-        ): lambda *args: [],  # transformers saves only real tensors
+        # transformers saves only real tensors
+        (mode_results, "run_whole_models"): lambda *args: [],
     }
     for (owner, name), changed in changes.items():
         setattr(owner, name, changed)
@@ -204,23 +198,15 @@ def converted(source: Path, target: Path, **options: Any) -> Any:
     return growkit.convert(source, target, verify=None, **options)
 
 
+WINDOW = {"sliding_window": 5, "tie_word_embeddings": True}
+HALF = {"dtype": torch.bfloat16}  # fake tensors multiply groups of rows in no other
 PAIRS: dict[str, tuple[str, dict[str, Any], Callable[..., Any], dict[str, Any]]] = {
     "llama": ("llama", {}, grown, {"hidden": "x2"}),
-    "window": (
-        "mistral",
-        {"sliding_window": 5, "tie_word_embeddings": True},
-        grown,
-        {"hidden": "x2"},
-    ),
+    "window": ("mistral", WINDOW, grown, {"hidden": "x2"}),
     "grouped": ("diffllama", {}, grown, {"method": "group-diff", "signal_heads": "x4"}),
     "dint": ("diffllama", {}, converted, {"to": "dint"}),
     "shared": ("diffllama", {"head_dim": 8}, converted, {"to": "shared-diff", "rank": 2}),
-    "experts": (
-        "llama",
-        {"dtype": torch.bfloat16},  # fake tensors multiply groups of rows in no other
-        grown,
-        {"method": "upcycle", "experts": 4, "top_k": 2},
-    ),
+    "experts": ("llama", HALF, grown, {"method": "upcycle", "experts": 4, "top_k": 2}),
 }
 
 
@@ -228,8 +214,8 @@ LACKING = {"there is no float64": without_float64, "log_softmax is missing": wit
 """Arithmetic that lacks an operation, by what the proof says of it."""
 
 
-def main(folder: Path, count: int) -> None:
-    """Prove pairs, sound and spoiled; print what was found, as JSON.
+def prove_pairs(folder: Path, count: int) -> dict[str, Any]:
+    """Prove pairs, sound and spoiled; what was found.
 
     Args:
         folder: an empty folder.
@@ -258,7 +244,7 @@ def main(folder: Path, count: int) -> None:
             results["left behind"] = proved(folder / "llama", folder / "llama-target")
         results["sums"] = [*narrow_sums_doubted()]
     results["wrong"] = [*wrongly_proved(folder, count)]
-    json.dump(results, sys.stdout, default=str)
+    return results
 
 
 def rows_on_the_cpu(*arguments: Any, rows: Any = Lender.rows) -> Tensor:
@@ -343,7 +329,3 @@ def wrongly_proved(folder: Path, count: int) -> Iterator[dict[str, Any]]:
         yield {"why": why, **{each.name: proved(source, each) for each in (sound, faulty)}}
     WRONG.clear()
     yield unchecked
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -1,8 +1,6 @@
 """A GPU that nobody here has: ``make gpu`` is rehearsed on a CPU, proofs on a pretended one."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,8 @@ from torch.utils import backend_registration
 
 from benchmarks import gpu
 from growkit.proof.modes import ATTENTION
+from tests.faults import DONE, in_child
 from tests.wrong_arithmetic import KINDS
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_without_a_gpu_it_says_so_and_writes_nothing(
@@ -71,11 +68,15 @@ def test_a_proof_on_a_device(tmp_path: Path, request: pytest.FixtureRequest) -> 
     """One test, as workers would each run all of it. Pairs and controls are nightly."""
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch cannot pretend a device")
-    every = request.config.getoption("--all")
-    command = [sys.executable, "-m", "tests.pretend_gpu", str(tmp_path), "0" if every else "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: Any = json.loads(done.stdout)
+    every, file = request.config.getoption("--all"), tmp_path / "found.json"
+
+    def prove() -> None:
+        from tests.pretend_gpu import prove_pairs
+
+        file.write_text(json.dumps(prove_pairs(tmp_path, 0 if every else 1), default=str))
+
+    assert in_child(prove) == (DONE, "done\n")
+    found: Any = json.loads(file.read_text())
     check_wrong(found.pop("wrong"), 0 if every else 1)
     if not every:
         return

@@ -102,7 +102,11 @@ def change(before: str) -> None:
             WEIGHTS.unlink()
             name, content = f"source/{name}", "GGUF"
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(content)
+        Path(name).write_text(content.replace("\\n", "\n"))
+    elif how == "pipe":
+        os.mkfifo(name)
+    elif how == "hard":
+        os.link(content, name)
     elif how == "link":
         Path(name).unlink(missing_ok=True)
         Path(name).symlink_to(content)
@@ -168,10 +172,6 @@ def pickled() -> None:
 def without_tokenizer() -> None:
     for file in Path("source").glob("tokenizer*"):
         file.unlink()
-
-
-def a_pipe() -> None:
-    os.mkfifo("source/LICENSE")
 
 
 def a_pdf() -> None:

@@ -103,13 +103,7 @@ def test_diff_is_diffllama(seed: int) -> None:
     assert distance(run(theirs, ids), run(ours, ids)) < LIMIT
     expected = run(theirs, ids, attention_mask=mask)
     assert distance(expected, run(ours, ids, attention_mask=mask), mask) < LIMIT
-
-    cache = DynamicCache(config=ours.config)
-    steps = [
-        run(ours, ids[:, [n]], attention_mask=mask[:, : n + 1], cache=cache)
-        for n in range(shape[1])
-    ]
-    assert distance(expected, torch.cat(steps, dim=1), mask) < LIMIT
+    assert distance(expected, decode(ours, ids, mask, [1] * shape[1]), mask) < LIMIT
 
 
 @pytest.mark.parametrize("fault", ["values", "lambda_init", "multiplier"])
@@ -374,22 +368,14 @@ def gradients(
     }
 
 
-def model_gradients(
+def both_gradients(
     model: DiffTransformerForCausalLM, ids: Tensor, mask: Tensor
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """By the papers, and by the model."""
     with strict_float64():
         logits = model(ids, attention_mask=mask, use_cache=False).logits
-    return gradients(model, logits, mask)
-
-
-def papers_logits(model: DiffTransformerForCausalLM, ids: Tensor, mask: Tensor) -> Tensor:
-    return papers.logits(dict(model.named_parameters()), model.config, ids, mask)
-
-
-def paper_gradients(
-    model: DiffTransformerForCausalLM, ids: Tensor, mask: Tensor
-) -> dict[str, Tensor]:
-    return gradients(model, papers_logits(model, ids, mask), mask)
+    exact = papers.logits(dict(model.named_parameters()), model.config, ids, mask)
+    return gradients(model, exact, mask), gradients(model, logits, mask)
 
 
 def worst(expected: dict[str, Tensor], found: dict[str, Tensor]) -> float:
@@ -419,9 +405,9 @@ def test_gradients_are_those_of_the_papers(
     monkeypatch.setattr(differential_attention, "BLOCK_ROWS", block)
     model = build(**TRAINED[variant], integral=integral, rms_norm_eps=1e-2)
     ids, mask = tokens((2, 11)), left_padded((2, 11), *paddings)
-    expected = paper_gradients(model, ids, mask)
+    expected, found = both_gradients(model, ids, mask)
     assert all(gradient.any() for gradient in expected.values())
-    assert worst(expected, model_gradients(model, ids, mask)) < 1e-11
+    assert worst(expected, found) < 1e-11
 
 
 @pytest.mark.parametrize("integral", INTEGRALS[1:])
@@ -431,7 +417,7 @@ def test_a_gradient_that_misses_the_integral_is_seen(
     model, ids, mask = build(integral=integral), tokens((2, 11)), left_padded((2, 11), 0, 4)
     exact = papers.INTEGRALS[integral]
     monkeypatch.setitem(papers.INTEGRALS, integral, lambda a1: exact(a1).detach())
-    assert worst(paper_gradients(model, ids, mask), model_gradients(model, ids, mask)) > 1e-3
+    assert worst(*both_gradients(model, ids, mask)) > 1e-3
 
 
 def attention_inputs(

@@ -385,7 +385,7 @@ def test_the_proof_measures_the_series(tmp_path: Path, monkeypatch: pytest.Monke
     """On the demo model, whose first layer has a sink; with a fault, it is far off."""
     options: dict[str, Any] = {"gamma": "unified", "integral_method": "series", "verify": False}
     growkit.convert(MODEL, tmp_path / "dint", "dint", **options)
-    settings = growkit.Settings(prompts=2, length=250)
+    settings = growkit.Settings(prompts=1, length=400)
 
     def measured() -> tuple[Finding, list[SeriesError]]:
         result = growkit.verify(tmp_path / "dint", tmp_path / "dint", settings)
@@ -396,7 +396,7 @@ def test_the_proof_measures_the_series(tmp_path: Path, monkeypatch: pytest.Monke
 
     found, layers = measured()
     assert found.kept is None
-    assert "500 tokens" in found.sentence
+    assert "400 tokens" in found.sentence
     assert [each.module for each in layers] == [f"model.layers.{index}" for index in range(4)]
     assert found.measured == max(each.error for each in layers)
     for each in layers:
@@ -428,5 +428,5 @@ def test_an_integral_without_weight_is_within_its_bound(tmp_path: Path) -> None:
     """The gates of a model that was just converted are 0, and so is the bound."""
     out = tmp_path / "dint"
     growkit.convert(MODEL, out, "dint", gamma="gated", integral_method="series", verify=False)
-    result = growkit.verify(out, out, growkit.Settings(prompts=2, length=250))
+    result = growkit.verify(out, out, growkit.Settings(prompts=1, length=400))
     assert [each.of_bound for each in result.sections.series.layers] == [0, 0, 0, 0]
