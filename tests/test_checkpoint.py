@@ -21,7 +21,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.model.checkpoint import writing
 from growkit.model.checkpoint.writing import parse_bytes
-from tests.files import edit_json, edit_weights, folder_bytes
+from tests.files import edit_weights, folder_bytes
 from tests.models import Make, relative_error, seeded
 
 
@@ -175,20 +175,6 @@ def test_the_manifest_names_what_the_model_was_made_from(make: Make, tmp_path: P
     assert manifest["source_files"] == {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files
     }
-
-
-def test_config_keeps_what_growth_does_not_touch(make: Make, tmp_path: Path) -> None:
-    """Also in the form of older transformers, and with keys nobody knows."""
-    source = make("llama", head_dim=4)
-    with edit_json(source / "config.json") as config:
-        for key in ("head_dim", "rope_parameters", "dtype"):
-            del config[key]
-        config |= {"rope_theta": 5e5, "rope_scaling": None, "torch_dtype": "float32"}
-        config["my_note"] = [1]
-    growkit.grow(source, tmp_path / "target", hidden="x2", heads="x1", verify=None)
-    grown = json.loads((tmp_path / "target" / "config.json").read_text())
-    assert grown == config | {"hidden_size": 32, "intermediate_size": 48, "head_dim": 4}
-    assert relative_error(source, tmp_path / "target") < 1e-12
 
 
 @pytest.mark.parametrize(("text", "size"), [("5gb", 5 * 10**9), ("1.5 KB", 1500)])

@@ -189,3 +189,20 @@ def test_values_are_completed(line: str, values: list[str]) -> None:
 
 def test_completion_imports_nothing_heavy() -> None:
     assert not imported_by(**asked("growkit convert a b --to dint")) & HEAVY
+
+
+def test_the_demo_keeps_its_model_where_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its proof and its texts are shorter here; nightly, the documents show all of it."""
+    few = growkit.Settings(prompts=1, length=24)
+    monkeypatch.setattr("growkit.cli.demo.Settings", lambda **_: few)
+    monkeypatch.setattr("growkit.cli.demo.NEW_BYTES", 8)
+    done = cli("demo", tmp_path / "out", "--json")
+    assert done.exit_code == 0, done.output
+    story = json.loads(done.stdout)
+    assert story["growth"]["kept"]
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert story["kept_in"] == story["growth"]["output"] == str(tmp_path / "out")
+    assert len(story["before"].encode()) == 8
+    assert story["before"] == story["after"]

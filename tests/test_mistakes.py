@@ -76,47 +76,57 @@ def mistakes() -> list[Mistake]:
 
 def change(before: str) -> None:
     """Do what a mistake needs, in the current folder."""
-    first, _, then = before.partition(" ; ")
-    if then:
-        change(first)
-        change(then)
-        return
-    how, _, rest = before.partition(" ")
-    name, _, content = rest.partition(" ")
-    if how == "recipe":
-        recipe = Path("wider.yaml")
-        text = recipe.read_text()
-        old, _, new = rest.encode().decode("unicode_escape").partition(" ->")
-        added = f"{text}{rest[2:]}\n" if rest.startswith("+ ") else text.replace(old, new[1:])
-        assert added != text
-        recipe.write_text(added)
-    elif how == "model":
-        shutil.rmtree("source")
-        save_model(SOURCE, name, **json.loads(content))
-    elif how == "config":
-        config = json.loads(Path("source/config.json").read_text()) | json.loads(rest)
-        kept = {key: value for key, value in config.items() if value is not None}
-        Path("source/config.json").write_text(json.dumps(kept))
-    elif how in ("write", "instead"):
-        if how == "instead":
-            WEIGHTS.unlink()
-            name, content = f"source/{name}", "GGUF"
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(content.replace("\\n", "\n"))
-    elif how == "pipe":
-        os.mkfifo(name)
-    elif how == "hard":
-        os.link(content, name)
-    elif how == "link":
-        Path(name).unlink(missing_ok=True)
-        Path(name).symlink_to(content)
-    elif how == "cut":
-        data = Path(name).read_bytes()
-        Path(name).unlink()
-        if content:
-            Path(name).write_bytes(data[: int(content)])
-    else:
-        globals()[how]()
+    for step in before.split(" ; "):
+        how, _, rest = step.partition(" ")
+        if how in FILES:
+            FILES[how](*rest.partition(" ")[::2])
+        elif how == "recipe":
+            text = Path("wider.yaml").read_text()
+            old, _, new = rest.encode().decode("unicode_escape").partition(" ->")
+            added = f"{text}{rest[2:]}\n" if rest.startswith("+ ") else text.replace(old, new[1:])
+            assert added != text
+            Path("wider.yaml").write_text(added)
+        elif how == "config":
+            config = json.loads(Path("source/config.json").read_text()) | json.loads(rest)
+            kept = {key: value for key, value in config.items() if value is not None}
+            Path("source/config.json").write_text(json.dumps(kept))
+        else:
+            globals()[how]()
+
+
+def write(name: str, content: str) -> None:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(content.replace("\\n", "\n"))
+
+
+def instead(name: str, _: str) -> None:
+    """A file in place of the weights."""
+    WEIGHTS.unlink()
+    write(f"source/{name}", "GGUF")
+
+
+def link(name: str, target: str) -> None:
+    Path(name).unlink(missing_ok=True)
+    Path(name).symlink_to(target)
+
+
+def cut(name: str, count: str) -> None:
+    data = Path(name).read_bytes()
+    Path(name).unlink()
+    if count:
+        Path(name).write_bytes(data[: int(count)])
+
+
+def model(kind: str, config: str) -> None:
+    shutil.rmtree("source")
+    save_model(SOURCE, kind, **json.loads(config))
+
+
+FILES: dict[str, Callable[[str, str], None]] = {
+    **{each.__name__: each for each in (write, instead, link, cut, model)},
+    "pipe": lambda name, _: os.mkfifo(name),
+    "hard": lambda name, file: os.link(file, name),
+}
 
 
 def a_missing_tensor() -> None:

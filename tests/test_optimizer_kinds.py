@@ -210,6 +210,7 @@ ILLEGAL: list[tuple[Callable[[Any], Any], str]] = [
     ),
     (option("nesterov", True), "nesterov = True in a group"),
     (option("lr_mult", 0.5), "remove lr_mult from the groups if"),
+    (option("param_names", ["lm_head.weight"]), r"names 1 of its \d+ parameters"),
     (lambda content: content["state"][3].update(EIGHT_BITS), "another optimizer"),
     (moment("exp_avg", torch.zeros(8, 16, dtype=torch.uint8)), "another optimizer"),
     (lambda content: without(content, "exp_avg_sq"), "only exp_avg of"),

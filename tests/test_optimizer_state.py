@@ -349,15 +349,6 @@ def test_an_order_that_was_assumed_is_reported(made: tuple[Path, Path], tmp_path
     assert again.assumed == ""
 
 
-def test_names_of_some_parameters_alone(made: tuple[Path, Path], tmp_path: Path) -> None:
-    source, state = made
-    content = torch.load(state, weights_only=True)
-    content["param_groups"][0]["param_names"] = ["lm_head.weight"]
-    torch.save(content, tmp_path / "optimizer.pt")
-    with pytest.raises(InputError, match=r"optimizer\.pt names 1 of its \d+ parameters"):
-        grown(source, tmp_path / "optimizer.pt", tmp_path / "out")
-
-
 def test_the_state_is_read_and_never_replaced(made: tuple[Path, Path], tmp_path: Path) -> None:
     source, state = made
     growkit.grow(source, tmp_path / "out", optimizer=state, verify=False, hidden="x2")

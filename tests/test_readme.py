@@ -320,7 +320,7 @@ def near(one: str, other: str) -> bool:
     return one == other or (measured and (max(a, b) < 1e-6 or b == pytest.approx(a, rel=0.3)))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 @pytest.mark.usage
 @pytest.mark.parametrize("block", of("text"), ids=str)
 def test_what_is_printed_is_what_comes_out(
