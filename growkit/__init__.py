@@ -31,19 +31,21 @@ if TYPE_CHECKING:
     )
     from growkit.extras.family_inference.inferring import infer
     from growkit.extras.family_inference.results.inference_result import Inference
+    from growkit.extras.inspection.inspecting import inspect
+    from growkit.extras.inspection.large_plan import plan
+    from growkit.extras.inspection.results.inspection_result import Inspection
     from growkit.extras.probing.probe import probe
     from growkit.extras.probing.probe_settings import ProbeSettings
     from growkit.extras.probing.results.probe_result import ProbeResult
     from growkit.extras.program_logits.logits_alone import verify_logits
     from growkit.extras.program_logits.results.engine_result import EngineResult
-    from growkit.pipeline.inspection import inspect, plan
     from growkit.pipeline.running import convert, grow, run, shrink
     from growkit.pipeline.verifying import verify
     from growkit.planning.own_class import register_own_classes
     from growkit.planning.recipe import ConvertStep, GrowStep, Recipe, ShrinkStep, load_recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
-    from growkit.results.growth_result import GrowResult, Inspection
+    from growkit.results.growth_result import GrowResult
     from growkit.results.proof_result import VerifyResult
 
 _HOMES = {
@@ -58,10 +60,12 @@ _HOMES = {
     "extras.program_logits.logits_alone": "verify_logits",
     "extras.family_inference.inferring": "infer",
     "extras.family_inference.results.inference_result": "Inference",
+    "extras.inspection.inspecting": "inspect",
+    "extras.inspection.large_plan": "plan",
+    "extras.inspection.results.inspection_result": "Inspection",
     "extras.probing.probe": "probe",
     "extras.probing.probe_settings": "ProbeSettings",
     "extras.probing.results.probe_result": "ProbeResult",
-    "pipeline.inspection": "inspect plan",
     "pipeline.running": "convert grow run shrink",
     "pipeline.verifying": "verify",
     "planning.own_class": "register_own_classes",
@@ -69,7 +73,7 @@ _HOMES = {
     "report.saving": "save_report",
     "report.terminal": "Bars show",
     "extras.program_logits.results.engine_result": "EngineResult",
-    "results.growth_result": "GrowResult Inspection",
+    "results.growth_result": "GrowResult",
     "results.proof_result": "VerifyResult",
 }
 """Public names by module."""

@@ -16,8 +16,8 @@ from transformers import CONFIG_MAPPING
 import growkit
 from growkit.base.names import NOTHING
 from growkit.cli.catalogue import TIED, catalogue, example, table
+from growkit.extras.inspection.results.abilities_result import Abilities, Answer
 from growkit.model.families.family import family_of
-from growkit.results.growth_result import Abilities, Answer
 from tests.families import CONFIGS
 from tests.models import relative_error, save_random, seeded
 

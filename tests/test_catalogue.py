@@ -10,8 +10,8 @@ import pytest
 
 import growkit
 from growkit.cli.catalogue import catalogue, table
+from growkit.extras.inspection import inspecting
 from growkit.model.families.family import families
-from growkit.pipeline import inspection
 from growkit.planning.operation import operations
 from tests.catalogue import BEGIN, FILE, as_markdown, keeps, outcome, random_model
 from tests.commands import cli
@@ -94,7 +94,7 @@ def test_very_many_tensors_are_asked_as_fewer(make: Make, monkeypatch: pytest.Mo
     """A plan takes time in proportion, and what can be done does not depend on the number."""
     few, many = (make("mixtral", num_local_experts=count) for count in (16, 20))
     expected = growkit.inspect(few).possible
-    monkeypatch.setattr(inspection, "MAX_TENSORS", 30)
+    monkeypatch.setattr(inspecting, "MAX_TENSORS", 30)
     assert growkit.inspect(many).possible == expected
 
 

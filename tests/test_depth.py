@@ -13,9 +13,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.engine.recipe_planning import plan_recipe
+from growkit.extras.depth.growth.depth import arrangement
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.families.family import Layer, families, rearranged
-from growkit.operations.growth.depth import arrangement
 from tests import architectures
 from tests.families import CONFIGS, IDENTITY, Config, coin, save_lively
 from tests.files import edit_config, edit_json, edit_weights, listed

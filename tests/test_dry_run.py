@@ -14,8 +14,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import growkit
+from growkit.extras.inspection.large_plan import plan
 from growkit.model.checkpoint import writing
-from growkit.pipeline.inspection import plan
 from growkit.planning.recipe import GrowStep
 from tests.commands import cli
 from tests.hub import stand_in

@@ -20,8 +20,8 @@ from growkit.base.errors import InputError
 from growkit.base.options import options_of
 from growkit.base.settings import Running
 from growkit.cli.catalogue import abilities
+from growkit.extras.inspection.large_plan import plan
 from growkit.model.families.family import families
-from growkit.pipeline.inspection import plan
 from growkit.planning.recipe import Recipe
 from growkit.results import fields
 from growkit.results.growth_result import Story
@@ -208,7 +208,7 @@ def test_results_are_printed_as_by_the_command(
     assert f"promise: {grown.promise}" in printed
     assert grown.verification.reason[:60] in printed
     seen = growkit.inspect(place / "source")
-    assert wrong(as_json(seen), SCHEMA["anyOf"][2]) == []
+    assert wrong(as_json(seen), SCHEMA["anyOf"][6]) == []
     seen.family = "\x1b[31mred"
     growkit.show(seen)
     printed = capsys.readouterr().out
@@ -306,7 +306,7 @@ def test_results_keep_to_it(source: Path, verdict: dict[str, Any], tmp_path: Pat
 
 
 def test_what_other_commands_print_keeps_to_it(source: Path, make: Make, tmp_path: Path) -> None:
-    inspected, story, listed, ahead, checked = SCHEMA["anyOf"][2:7]
+    story, checked, _, listed, inspected, ahead = SCHEMA["anyOf"][2:8]
     assert wrong(as_json(growkit.inspect(make("llama"))), inspected) == []
     growth = growkit.grow(source, tmp_path / "out", ffn="x2", verify=False)
     told = Story(growth=growth, opening="a", before="b", after="b", kept_in=None)

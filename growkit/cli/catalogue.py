@@ -6,12 +6,12 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
+from growkit.extras.inspection.inspecting import FACTORS, growths, planned_answer
+from growkit.extras.inspection.results.abilities_result import Abilities, Answer
 from growkit.model.families.family import Family, families
 from growkit.model.families.family_yaml import TIED
 from growkit.model.model import Headers
-from growkit.pipeline.inspection import FACTORS, growths, planned_answer
 from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
-from growkit.results.growth_result import Abilities, Answer
 
 REACH = dict(zip(FACTORS, ("any size", "whole factors", "powers of four"), strict=True))
 """The reachable sizes that follow from the first exact factor."""

@@ -86,10 +86,10 @@ def inspect_command(
     as_json: bool = JSON,
 ) -> None:
     """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
-    from growkit.pipeline import inspection
+    from growkit.extras.inspection import inspecting
 
     if not infer:
-        print_result(inspection.inspect(folder, family=family), as_json)
+        print_result(inspecting.inspect(folder, family=family), as_json)
         return
     if family is not None:
         raise InputError("--infer finds the family itself; leave out --family, or --infer")
@@ -365,11 +365,9 @@ def plan_command(
     as_json: bool = JSON,
 ) -> None:
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
-    from growkit.pipeline import inspection
+    from growkit.extras.inspection.large_plan import plan
 
-    chosen = load_recipe(recipe, source)
-    large_plan = inspection.plan(chosen, bandwidth=bandwidth)
-    print_result(large_plan, as_json)
+    print_result(plan(load_recipe(recipe, source), bandwidth=bandwidth), as_json)
 
 
 @command(app, cls=cli.ListCommand)

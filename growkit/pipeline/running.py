@@ -31,7 +31,7 @@ from growkit.model.checkpoint.format import Output, formats, read_config
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import check_faults, report_faults
 from growkit.model.families.family import known_family
-from growkit.pipeline.inspection import disk_needed, estimate
+from growkit.pipeline.costs import disk_needed, estimate
 from growkit.planning import recipe as recipes
 from growkit.planning.companions import Opened, companions
 from growkit.planning.manifest import manifest_of

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from growkit.base.lazy import registered
 from growkit.base.tensors import Config
@@ -18,7 +19,6 @@ from growkit.model.families.family import Family, known_family
 from growkit.model.families.own_code import auto_map_of, modeling_files, package_of
 from growkit.model.model import Model
 from growkit.planning.plan import Plan, Planned
-from growkit.results.growth_result import Attention
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class OwnClass:
     runs: Callable[[Family], bool]
     config: Callable[[Config, str], Config]
     plan: Callable[[Model], Plan]
-    attention: Callable[[Model], Attention | None] = lambda model: None
+    attention: Callable[[Model], Any] = lambda model: None
 
 
 def own_classes() -> dict[str, OwnClass]:

@@ -16,8 +16,7 @@ from growkit.results import growth_result as operation
 from growkit.results import proof_result as proof
 
 PRINTED = (
-    *(operation.GrowResult, proof.VerifyResult, operation.Inspection, operation.Story),
-    *(list[operation.Abilities], operation.LargePlan),
+    *(operation.GrowResult, proof.VerifyResult, operation.Story),
     *registered("results", "PRINTED").values(),
 )
 """Results that commands print, those of extras last."""
@@ -33,9 +32,8 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Results of growkit",
         "description": "grow, convert and run print the first, verify and --report the second, "
-        "inspect the third, demo the fourth, families the fifth, plan the sixth, check the "
-        "seventh, inspect --infer the eighth, probe the ninth, verify with --logits alone the "
-        "tenth.",
+        "demo the third, check the fourth, inspect --infer the fifth, families the sixth, inspect "
+        "the seventh, plan the eighth, probe the ninth, verify with --logits alone the tenth.",
         "anyOf": [_schema(declared, definitions) for declared in PRINTED],
         "$defs": dict(sorted(definitions.items())),
     }

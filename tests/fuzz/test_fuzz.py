@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 
-from growkit.pipeline import inspection
+from growkit.extras.inspection import inspecting
 from tests.fuzz import worker as workers
 from tests.fuzz.odd import SEEDS
 from tests.fuzz.places import READERS, Case, corpus
@@ -140,7 +140,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_faults_are_found(fault: str, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controls: a command is broken on purpose."""
     do, kind = FAULTS[fault]
-    sound = inspection.inspect
+    sound = inspecting.inspect
 
     def broken(folder: Path, **more: Any) -> Any:
         do(folder.absolute())
@@ -148,7 +148,7 @@ def test_faults_are_found(fault: str, worker: Worker, monkeypatch: pytest.Monkey
 
     case = Case("llama", ("inspect", "source"), {"source/config.json": b"{}"})
     assert not worker.run(lambda number: ("", case), 0, 1).found
-    monkeypatch.setattr(inspection, "inspect", broken)
+    monkeypatch.setattr(inspecting, "inspect", broken)
     limits = {"hang": ("SECONDS", 0.3), "wait": ("WAIT", 0.5), "swell": ("MEMORY", 100 << 20)}
     if fault in limits:
         monkeypatch.setattr(workers, *limits[fault])

@@ -9,8 +9,8 @@ from growkit.extras.differential.diff_family import (
     variant,
 )
 from growkit.extras.differential.layouts import as_diff_transformer, is_differential, lambda_value
+from growkit.extras.inspection.results.inspection_result import Attention
 from growkit.model.model import Model
-from growkit.results.growth_result import Attention
 
 
 def describe_attention(model: Model) -> Attention | None:

@@ -183,7 +183,7 @@ def _layers(origin: Source) -> int:
 
 
 def _is_possible(recipe: Recipe) -> bool:
-    from growkit.pipeline.inspection import plan  # takes a second
+    from growkit.extras.inspection.large_plan import plan  # takes a second
 
     try:
         plan(recipe)

@@ -637,7 +637,7 @@ these are whole numbers; ``order`` one of ``ORDERS`` and its axes.
 """
 
 STARTS = ("decays", "small", "time_steps")
-"""What ``growkit.planning.starts`` draws: logarithms of the rates at which states of heads decay,
+"""What ``growkit.extras.starts`` draws: logarithms of the rates at which states of heads decay,
 matrices of small numbers, and biases of time steps."""
 
 MULTIPLE = {"of": str, "why": str}

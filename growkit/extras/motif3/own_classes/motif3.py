@@ -4,12 +4,12 @@ Motif's own class needs flash attention, which has neither float64 nor the CPU.
 """
 
 from growkit.base.tensors import Config
+from growkit.extras.inspection.results.inspection_result import Attention
 from growkit.model.families.family import Family, shipped_family
 from growkit.model.model import Model
 from growkit.planning.own_class import OwnClass
 from growkit.planning.plan import Plan
 from growkit.planning.transforms import Kept
-from growkit.results.growth_result import Attention
 
 MODEL_TYPE = "motif3"
 FAMILY = shipped_family(MODEL_TYPE)

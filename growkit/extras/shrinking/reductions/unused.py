@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from growkit.base.axes import Role
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
+from growkit.extras.depth.growth.depth import plan_layers
+from growkit.extras.depth.growth.layer_types import HANDING_ON
 from growkit.extras.shrinking.equal_experts import merged_experts
 from growkit.extras.shrinking.selecting import Selected
 from growkit.model.families.family import Layer
 from growkit.model.model import Model
-from growkit.operations.growth.depth import plan_layers
-from growkit.operations.growth.layer_types import HANDING_ON
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.router_ties import lost_in_ties

@@ -14,12 +14,12 @@ from dataclasses import replace
 from growkit.base.errors import InputError
 from growkit.base.options import MAX_COUNT, Option
 from growkit.base.tensors import Config, TensorInfo
+from growkit.extras.starts import new_tensor
 from growkit.extras.upgrades.more_general import upgraded
 from growkit.model.families.family_parts import Member
 from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite
-from growkit.planning.starts import new_tensor
 from growkit.planning.transforms import Kept, Transform
 
 HEAD_DIM = 64

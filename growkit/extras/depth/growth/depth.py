@@ -3,7 +3,7 @@
 An identity block (Wu et al., "LLaMA Pro: Progressive LLaMA with Block Expansion", arXiv 2401.02415)
 is a copy of the layer before it whose output is zero. The zeros get a gradient at once, the rest of
 the layer after the first step. With ``kind`` it is of another kind than that layer, such as linear
-attention; what no layer of the source has starts as ``growkit.planning.starts`` says.
+attention; what no layer of the source has starts as ``growkit.extras.starts`` says.
 
 Three other arrangements change the function: stacks (Du et al., "Stacking Your Transformers", arXiv
 2405.15319), overlapping stacks (Kim et al., "SOLAR 10.7B", arXiv 2312.15166), and layers next to
@@ -17,19 +17,19 @@ from growkit.algebra.expansion import IndexMap, index_map, placed
 from growkit.base.errors import InputError
 from growkit.base.options import Option
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.model.families.family import Family, Layer
-from growkit.model.families.family_parts import MAX_LAYERS, Member
-from growkit.model.model import Model
-from growkit.operations.growth.layer_types import (
+from growkit.extras.depth.growth.layer_types import (
     PLACES,
     deeper_config,
     members_by_layer,
     new_layer_hands_on,
     of_kind,
 )
+from growkit.extras.starts import new_tensor
+from growkit.model.families.family import Family, Layer
+from growkit.model.families.family_parts import MAX_LAYERS, Member
+from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan
-from growkit.planning.starts import new_tensor
 from growkit.planning.transforms import Constant, Kept, Mapped, Transform
 
 

@@ -1,0 +1,1 @@
+"""Growth in depth: new layers, and repeated ones."""

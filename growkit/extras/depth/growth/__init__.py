@@ -1,0 +1,1 @@
+"""Growth methods that add layers, one file each: ``OPERATION``."""

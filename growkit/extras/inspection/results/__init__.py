@@ -1,0 +1,1 @@
+"""Results of inspections and of plans."""

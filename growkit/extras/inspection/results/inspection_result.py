@@ -1,0 +1,82 @@
+"""The result of inspecting a model, in Python and as ``--json``."""
+
+from growkit.results import Result
+
+
+class Attention(Result):
+    """The differential attention of a model, independent of its layout.
+
+    Attributes:
+        variant: name of the variant.
+        signal_heads: number of signal heads.
+        noise_heads: number of noise heads.
+        kv_heads: number of value heads, each with a key head for signal and (unless shared) noise.
+        ratio: signal heads per noise head; null without noise heads.
+        lambda_init: λ_init of every layer; null if the variant has none.
+        lambda_value: λ of every layer; null if λ is projected from every token.
+    """
+
+    variant: str
+    signal_heads: int
+    noise_heads: int
+    kv_heads: int
+    ratio: int | None
+    lambda_init: list[float] | None
+    lambda_value: list[float] | None
+
+
+class Possible(Result):
+    """An operation that a model allows.
+
+    Attributes:
+        command: the command line; SRC is the model, OUT the output folder.
+        promise: exact, bounded or different.
+        becomes: family of the output.
+    """
+
+    command: str
+    promise: str
+    becomes: str
+
+
+class Inspection(Result):
+    """A checkpoint at a glance, as ``growkit inspect --json`` prints it.
+
+    Attributes:
+        folder: the model folder, or its name on the Hub.
+        family: the family that describes it.
+        model_class: the transformers class that the config names; null if it names none.
+        config_sizes: the sizes in the config's own numbers, which options take as well.
+        sizes: the size of every axis, e.g. hidden, signal_heads, noise_heads, head_dim.
+        attention: the differential attention; null for other models.
+        parameters: number of parameters; tied parameters count once.
+        bytes: size of the tensors.
+        dtype: torch name of the dtype of most parameters.
+        quantised: how a quantised model is stored and read; null for a dense one.
+        tied: whether the output head is the embedding.
+        tensors: number of tensors.
+        files: the weight files.
+        dropped: tensors that growkit would leave out, with the reason.
+        possible: the growths and conversions that the model allows, each on its own.
+        inferred: how the family was inferred; null if growkit knows it.
+    """
+
+    folder: str
+    family: str
+    model_class: str | None
+    config_sizes: dict[str, int | list[int]]
+    sizes: dict[str, int]
+    attention: Attention | None
+    parameters: int
+    bytes: int
+    dtype: str
+    quantised: str | None
+    tied: bool
+    tensors: int
+    files: list[str]
+    dropped: dict[str, str]
+    possible: list[Possible]
+    inferred: str | None = None
+
+
+PRINTED = Inspection
