@@ -10,7 +10,8 @@ from huggingface_hub import constants
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.sources import address_of, find
+from growkit.extras.hub.addresses import address_of
+from growkit.sources import find
 from tests.commands import cli
 from tests.files import folder_bytes, listed
 from tests.hub import StandIn, stand_in

@@ -21,13 +21,14 @@ from growkit.base.settings import DEVICES, Running, Settings
 from growkit.cli import command_building as cli
 from growkit.cli.command_building import JSON, OUTPUT, SOURCE, RecipeOptions, command, print_result
 from growkit.cli.signals import handle_signals
+from growkit.extras.hub.addresses import address_of
 from growkit.extras.probing.probe_settings import ProbeSettings
 from growkit.model.checkpoint.inputs import Inputs
 from growkit.model.checkpoint.publishing import rejected_name, write_whole
 from growkit.planning import recipe as recipes
 from growkit.planning.operation import operations
 from growkit.planning.recipe import Recipe, Step, load_description, load_recipe
-from growkit.sources import address_of, find, open_both
+from growkit.sources import find, open_both
 
 app = typer.Typer(
     name="growkit",

@@ -563,22 +563,6 @@ def check_names(where: str, names: Iterable[str]) -> None:
             )
 
 
-def small_files(where: str, names: Iterable[str]) -> list[str]:
-    """Select the files that growkit reads besides the weights.
-
-    Raises:
-        InputError: see ``check_names``.
-    """
-    check_names(where, names)
-
-    def is_read(name: str) -> bool:
-        top, *below = name.split("/")
-        patterns = CARRIED if below else (*CARRIED, *SMALL, "*.txt", "*.vocab", CARD)
-        return ".." not in below and matches(top, patterns)
-
-    return [*filter(is_read, names)]
-
-
 # Mistaken inputs
 
 

@@ -1,0 +1,1 @@
+"""Models on the Hub of Hugging Face, and in its cache."""
