@@ -21,10 +21,11 @@ from growkit.algebra.expansion import (
     placed,
     uneven,
 )
-from growkit.algebra.growth_law import copies_in, grow_slice, undo
+from growkit.algebra.growth_law import grow_slice, undo
 from growkit.algebra.splits import Shares
 from growkit.base.axes import Pattern, Role
 from growkit.base.tensors import cut
+from growkit.extras.optimizer.copies import copies_in
 from tests.files import listed
 from tests.models import seeded
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import growkit
 from growkit.base.names import NOTHING
-from growkit.engine.user_code import trust
 from growkit.extras.family_inference import inferring
+from growkit.extras.trusted_code import trust
 from tests.commands import cli, refusal
 from tests.files import edit_weights
 from tests.models import distance, load_strict, logits_of

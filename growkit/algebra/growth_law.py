@@ -9,7 +9,7 @@ coordinates that it copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -266,7 +266,7 @@ def _undo_dimension(
         places = np.searchsorted(held, targets)
         if len(places) == tensor.shape[position] and bool((np.diff(places) > 0).all()):
             return tensor
-        return _take(tensor, position, places)
+        return take(tensor, position, places)
 
     nothing = held[mapped.source[held] == NOTHING]
     if len(nothing) and not nearest and bool(at(nothing).any()):
@@ -285,7 +285,7 @@ def _undo_dimension(
     return backs[0] if len(backs) == 1 else torch.cat(backs, position).index_select(position, order)
 
 
-def _take(tensor: Tensor, position: int, places: Index) -> Tensor:
+def take(tensor: Tensor, position: int, places: Index) -> Tensor:
     """Select some coordinates of a dimension; a view if they are contiguous."""
     if len(places) and bool((np.diff(places) == 1).all()):
         return tensor.narrow(position, int(places[0]), len(places))
@@ -323,43 +323,3 @@ def _multiply(tensor: Tensor, factor: float) -> Tensor:
 def _between(group: Group, of: slice) -> Group:
     start, end = np.searchsorted(group.sources, [of.start, of.stop])
     return Group(group.sources[start:end], group.targets[:, start:end], group.shares)
-
-
-def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]]:
-    """Yield the copies in a tensor of the target's shape, such as a weight or its gradient.
-
-    Only written dimensions have copies; read dimensions have parts.
-
-    Args:
-        tensor: a tensor of the target's shape.
-        maps: the index map of every dimension.
-
-    Yields:
-        For every number of copies, one tensor per copy, all of shape [source coordinates with that
-        number of copies, product of the other dimensions].
-    """
-    for position, mapped in enumerate(maps):
-        if mapped.role is Role.WRITTEN:
-            rows = tensor.movedim(position, 0)
-            for group in mapped.groups:
-                if len(group.targets) > 1:
-                    yield [_take(rows, 0, copy).reshape(len(copy), -1) for copy in group.targets]
-
-
-def zeros_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[tuple[IndexMap, Tensor]]:
-    """Yield the values at written coordinates that copy nothing and therefore start as zeros.
-
-    Zeros in read dimensions are left out, since their inputs are always zero.
-
-    Args:
-        tensor: see ``copies_in``.
-        maps: the index map of every dimension.
-
-    Yields:
-        The map of every dimension with such coordinates, and the values as [coordinates, product
-        of the other dimensions].
-    """
-    for position, mapped in enumerate(maps):
-        places = np.flatnonzero(mapped.source == NOTHING)
-        if mapped.role is Role.WRITTEN and len(places):
-            yield mapped, _take(tensor.movedim(position, 0), 0, places).reshape(len(places), -1)

@@ -74,7 +74,7 @@ def top(
         typer.echo(f"growkit {__version__}")
         raise typer.Exit
     if trust_code is not None:
-        from growkit.engine.user_code import trust  # which imports transformers
+        from growkit.extras.trusted_code import trust  # which imports transformers
 
         trust(trust_code)
 

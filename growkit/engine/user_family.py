@@ -1,33 +1,23 @@
-"""Families that users describe: parsing, and checks against the class.
-
-A wrong matrix shows in every logit, but a wrong window, number of tokens or table row may show in
-none. So a config key is a size only if some tensor's shape in the class depends on it, and tables
-that the class indexes by number keep their rows in place.
-"""
+"""Families that users describe, and what the class of a config shows of its settings."""
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
+from importlib import import_module
 from typing import Any
 
-from growkit.base.axes import Axis
-from growkit.base.errors import InputError
-from growkit.base.lazy import torch
+from growkit.base.lazy import of_extras
 from growkit.base.tensors import Config
-from growkit.engine.transformers_class import aliases, model_without_numbers, parsed, quiet
-from growkit.model.families.family import Family, Layer, described, families
-from growkit.model.families.family_parts import variations
-from growkit.planning.operation import SizeOption, operations
+from growkit.engine.transformers_class import model_without_numbers, parsed, quiet
+from growkit.model.families.family import Family, described
 
-VOCABULARY = "vocab_size"
 CONTEXT = "max_position_embeddings"
 
 NAMED = {
-    VOCABULARY: "vocab",
+    "vocab_size": "vocab",
     "hidden_size": "hidden",
     "intermediate_size": "ffn",
     "num_hidden_layers": "layers",
@@ -37,26 +27,6 @@ NAMED = {
     CONTEXT: "positions",
 }
 """Axes of transformers' common config keys for sizes."""
-
-ALSO = {"num_kv_heads": "kv_heads"} | dict.fromkeys(
-    ("ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "inner_dim"), "ffn"
-)
-"""Alternative keys, for classes that lack some common ones."""
-
-ALWAYS_SIZES = {*NAMED, *ALSO} - {CONTEXT}
-"""Keys that are sizes in every class; if heads split hidden, no shape depends on their number."""
-
-RESERVED_KEYS = ("published_as", "architecture", "loads_with", "form", "former")
-"""Keys reserved for growkit's own descriptions: promises that no class can confirm."""
-
-EXPERT_KEYS = r"expert|moe_|rout"
-"""A part of every key of experts and routers."""
-
-_sound: set[tuple[str, str]] = set()
-"""Descriptions and configs, as JSON, that fit their classes: a proof plans what grew again."""
-
-_sizes: set[tuple[str, str, str]] = set()
-"""Names of classes, keys that change some of their shapes, and with which settings, as JSON."""
 
 
 def described_family(description: Mapping[str, Any] | None, inferred: str = "") -> Family | None:
@@ -72,28 +42,10 @@ def described_family(description: Mapping[str, Any] | None, inferred: str = "") 
     if description is None:
         return None
     plain = described(description, "the description of the family")
-    _check_promises(plain, description)
-    text = json.dumps(description, sort_keys=True, default=str)
-
-    def arranged(config: Config, layers: Sequence[int]) -> Config:
-        changed = plain.arranged(config, layers)
-        _check_arranged(plain, config, layers, changed)
-        return changed
-
-    def check(config: Config) -> None:
-        plain.check(config)
-        written = json.dumps(config, sort_keys=True, default=str)
-        if (text, written) not in _sound:  # the check builds models
-            check_against_class(plain, config)
-            _sound.add((text, written))
-
+    for extra in of_extras("descriptions"):
+        plain = import_module(extra).checked(plain, description)
     return replace(
-        plain,
-        check=check,
-        arranged=arranged,
-        class_lists=class_lists,
-        description=description,
-        inferred=inferred or None,
+        plain, class_lists=class_lists, description=description, inferred=inferred or None
     )
 
 
@@ -108,155 +60,6 @@ def _class_lists(config: str) -> Mapping[str, list[Any]]:
 def class_lists(config: Config) -> Mapping[str, list[Any]]:
     """The lists that a class adds to a config; see ``Family.class_lists``."""
     return _class_lists(json.dumps(config))
-
-
-def _check_promises(family: Family, description: Mapping[str, Any]) -> None:
-    """Refuse claims of a description that neither a class nor a prompt can confirm.
-
-    Raises:
-        InputError: the description makes such a claim; the message names the key.
-    """
-    for key in RESERVED_KEYS:
-        if description.get(key) is not None:
-            raise InputError(
-                f"the description of {family.name} has {key}, which only growkit's own families "
-                "may have; remove it"
-            )
-    own = (family.experts.keys for family in families().values() if family.experts)
-    for key in family.experts.keys.difference(*own) if family.experts else ():
-        if re.search(EXPERT_KEYS, key):
-            continue
-        raise InputError(
-            f"the description of {family.name} has {key} among its experts, but its name does "
-            "not look like a setting of experts; correct it"
-        )
-
-
-def check_against_class(family: Family, config: Config) -> None:
-    """Refuse a description that lists settings as sizes, or gives table rows a wrong axis.
-
-    A model without a class in transformers passes; nothing can be proved of it either.
-
-    Args:
-        family: the described family.
-        config: the complete config of a model.
-
-    Raises:
-        InputError: the description does not fit; the message names the key or the tensor.
-    """
-    # What a description computes may be a name of another key, as head_dim of Zamba 2.
-    other_names = family.derived & aliases(config).keys()
-    config = {key: value for key, value in config.items() if key not in other_names}
-    model = _empty(config)
-    if model is not None:  # else it is reported when the model is loaded
-        _check_sizes(family, config, model)
-        _check_tables(family, model)
-        _check_shapes(family, config, model)
-
-
-def _check_shapes(family: Family, config: Config, model: Any) -> None:
-    """Refuse sizes for which the class makes other tensors; it may round a size.
-
-    Files may store a tensor transposed.
-    """
-    patterns, sizes = family.patterns(config), family.sizes(config)
-    for name, tensor in model.state_dict().items():
-        expected = patterns[name].shape(sizes) if name in patterns else tensor.shape
-        if sorted(expected) != sorted(tensor.shape):
-            raise InputError(
-                f"with these sizes {name} of {type(model).__name__} has shape "
-                f"{[*tensor.shape]}, but {[*expected]} would be made; choose other sizes"
-            )
-
-
-def _check_sizes(family: Family, config: Config, model: Any) -> None:
-    cls, grown, digest = type(model).__name__, _grown_axes(), _digest_of(model)
-    names = {short: common for common, short in model.config.attribute_map.items()}
-    ratios = {key: (*over, under) for key, (over, under) in family.ratios.items()}
-    sized = family.axes_of(config)
-    settings = {key: value for key, value in config.items() if key not in {*sized, *ratios}}
-    for key, value in settings.items():  # kinds of layers have sizes, whatever their order
-        if isinstance(value, list) and len(value) == config.get(family.layers_key):
-            settings[key] = sorted({json.dumps(entry, default=str) for entry in value})
-    said = json.dumps(settings, sort_keys=True, default=str)
-    partners = {
-        key: [other for other, of in others.items() if {*axes} & {*of}]
-        for keys, others in ((sized, ratios), (ratios, sized))
-        for key, axes in keys.items()
-    }
-    for key, axes in {**sized, **ratios}.items():
-        common = names.get(key, key)
-        as_described = f"the description of {family.name} has sizes {key}: {' + '.join(axes)}, but"
-        if axes != ("vocab",) if common == VOCABULARY else "vocab" in axes:
-            raise InputError(
-                f"{as_described} vocab is the number of tokens and nothing else; correct the "
-                "description"
-            )
-        if common == CONTEXT and grown & {*axes}:
-            raise InputError(
-                f"{as_described} the length of the context does not grow with anything; give it "
-                "an axis of its own, positions"
-            )
-        computed = "head" in key and axes == ("heads",) and "head_dim" in family.derived
-        counted = axes == ("layers",) and _counts_layers(key, config)
-        if common in ALWAYS_SIZES or computed or counted or (cls, key, said) in _sizes:
-            continue
-        if not _changes_shapes(key, config, digest, partners[key]):
-            raise InputError(
-                f"the description of {family.name} has {key} among its sizes, but no tensor of "
-                f"{cls} has another shape with another {key}, so it is a setting; remove it from "
-                "sizes"
-            )
-        _sizes.add((cls, key, said))
-
-
-def _counts_layers(key: str, config: Config) -> bool:
-    """Whether the number of layers that other code reads, as for caches, is that of a key."""
-    with suppress(Exception), quiet():
-        more = config[key] + 1
-        return bool(parsed({**config, key: more}).num_hidden_layers == more)
-    return False
-
-
-def _check_tables(family: Family, model: Any) -> None:
-    """Check the row axes of embeddings, and of the head, whose rows belong to tokens."""
-    cls, grown, head = type(model).__name__, _grown_axes(), model.get_output_embeddings()
-    for table, module in model.named_modules():
-        if not (isinstance(module, torch.nn.Embedding) or module is head):
-            continue
-        for tensor in family.tensors:
-            template = re.escape(tensor.name).replace(re.escape("{layer}"), r"\d+")
-            names = (f"{table}.weight", f"{table}.weight".partition(".")[2])
-            if not any(re.fullmatch(template, name) for name in names):
-                continue
-            form = tensor.dimensions[0].form
-            if form != Axis("vocab") and grown & {*form.axes()}:
-                raise InputError(
-                    f"the description of {family.name} has {form} as the rows of tensor "
-                    f"{table}.weight, which {cls} takes by number; correct it, vocab for tokens "
-                    "or an axis that does not grow"
-                )
-
-
-def _check_arranged(family: Family, config: Config, layers: Sequence[int], changed: Config) -> None:
-    """Refuse a description that changes settings when layers are rearranged.
-
-    Raises:
-        InputError: no tensor of the class depends on the key.
-    """
-    copied = [Layer(of) for of in layers]
-    deeper = dict(family.relayered(config, copied, "config.json", arrange=False))
-    deeper |= {key: config.get(key) for key in changed}
-    for key, value in changed.items():
-        others = {**deeper, **{name: of for name, of in changed.items() if name != key}}
-        if value != config.get(key) and not any(
-            tensors_digest(config) != tensors_digest({**config, key: value})
-            for config in (deeper, others)
-        ):
-            raise InputError(
-                f"the description of {family.name} has arranged {key}, but no layer of its class "
-                f"has other tensors with {key} {value!r}, so it is a setting; remove it"
-            )
 
 
 def shown_by_tensors(key: str, first: Config, second: Config) -> bool:
@@ -276,7 +79,7 @@ def shown_by_tensors(key: str, first: Config, second: Config) -> bool:
     return any(new not in (None, old) for new, old in zip(changed, built, strict=True))
 
 
-def _empty(config: Config) -> Any:
+def empty_model_of(config: Config) -> Any:
     """Build the model of a config without weights; None if transformers cannot."""
     with suppress(Exception):
         return model_without_numbers(config)
@@ -293,32 +96,9 @@ def tensors_digest(config: Config) -> str | None:
 
 @lru_cache(1 << 12)  # every axis is tried with the same configs
 def _digest(config: str) -> str | None:
-    model = _empty(json.loads(config))
-    return None if model is None else _digest_of(model)
-
-
-def _digest_of(model: Any) -> str:
+    model = empty_model_of(json.loads(config))
+    if model is None:
+        return None
     shapes = [f"{name} {[*tensor.shape]}" for name, tensor in model.state_dict().items()]
     shapes += [name for name, _ in model.named_parameters()]  # without those that are tied
     return sha256("\n".join(sorted(shapes)).encode()).hexdigest()
-
-
-def _changes_shapes(key: str, config: Config, digest: str, partners: Iterable[str]) -> bool:
-    """Whether another value of a key changes the tensors or their shapes.
-
-    Args:
-        key: see ``variations``.
-        config: see ``variations``.
-        digest: see ``tensors_digest``, of this config.
-        partners: see ``variations``.
-    """
-    others, with_partners = variations(config, key, partners)
-    if others and tensors_digest(others[0]) is None:  # the class compares it with other keys
-        others += with_partners
-    return any(tensors_digest(other) not in (None, digest) for other in others)
-
-
-def _grown_axes() -> set[str]:
-    """Axes that some method grows."""
-    options = (option for method in operations("grow").values() for option in method.options)
-    return {axis for option in options if isinstance(option, SizeOption) for axis in option.axes}

@@ -5,7 +5,8 @@ Each package is one extra. ``growkit.base.lazy.of_extras`` looks in it for the p
 ``quantised``, ``companions`` (files that grow with a model), ``results`` (that commands print, or
 sections of proofs) and ``views`` (of results), with a file for each of these; and for modules
 ``addresses``, which finds models that are not folders, ``families``, which describes further
-families, ``dequantising``, which reads quantised weights as dense ones, and ``language_models``,
-which takes them out of multimodal ones. Its descriptions of
-families (YAML) and classes (``modeling_NAME.py``) are found in any of its folders.
+families, ``descriptions``, which checks what users describe, ``dequantising``, which reads
+quantised weights as dense ones, and ``language_models``, which takes them out of multimodal ones.
+Its descriptions of families (YAML) and classes (``modeling_NAME.py``) are found in any of its
+folders.
 """

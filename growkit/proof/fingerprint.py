@@ -15,9 +15,6 @@ from torch import Tensor
 from growkit.base.limits import fingerprint_limits
 from growkit.base.tensors import TORCH_NAMES, TensorInfo, main_dtype
 from growkit.engine.calls import Call
-from growkit.engine.device import CPU, reproducible
-from growkit.engine.layerwise import Layerwise
-from growkit.engine.strict import strict_float64
 from growkit.engine.transformers_class import longest_context, tokens_of
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.results.proof_result import Fingerprint
@@ -101,21 +98,6 @@ def computed_in(tensors: Mapping[str, TensorInfo]) -> str:
     """The torch name of the dtype in which a stored model computes."""
     name = TORCH_NAMES[main_dtype(tensors)]
     return "bfloat16" if name.startswith("float8") else name
-
-
-def fingerprint_of(checkpoint: Checkpoint) -> Fingerprint | None:
-    """Compute the fingerprint of the model in a folder, one layer at a time.
-
-    Raises:
-        InputError: the model cannot run.
-    """
-    asked, dtype = question(checkpoint), computed_in(checkpoint.tensors)
-    with reproducible(CPU):
-        with strict_float64():
-            exact = Layerwise(checkpoint, torch.float64, CPU).logits(asked.call)
-        rounded = Layerwise(checkpoint, getattr(torch, dtype), CPU).logits(asked.call)
-    answers = asked.of(exact), asked.of(rounded)
-    return fingerprint("target", asked, *answers, dtype, widest(checkpoint))
 
 
 def widest(checkpoint: Checkpoint) -> int:

@@ -13,15 +13,8 @@ from functools import partial, singledispatch
 from growkit.algebra.expansion import IndexMap
 from growkit.base.axes import Role
 from growkit.extras.adapters.adapter_tensors import Entry
-from growkit.planning.transforms import (
-    Constant,
-    Kept,
-    Mapped,
-    Rounded,
-    Subtensor,
-    Transform,
-    identity_map,
-)
+from growkit.extras.composed_transforms import Subtensor
+from growkit.planning.transforms import Constant, Kept, Mapped, Rounded, Transform, identity_map
 
 
 @singledispatch

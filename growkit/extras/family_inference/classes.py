@@ -21,7 +21,8 @@ from growkit.base.tensors import Config
 from growkit.engine.long_text_settings import lowered
 from growkit.engine.transformers_class import parsed, quiet
 from growkit.engine.transformers_internals import causal_class, ignored_names, uninitialised
-from growkit.engine.user_family import ALSO, NAMED
+from growkit.engine.user_family import NAMED
+from growkit.extras.described_families.descriptions import ALSO
 from growkit.extras.family_inference.small_model import random_weights, sample_logits, smaller
 from growkit.model.families.config_keys import EXPERTS, KV_HEADS, LAYERS, WIDTH, last_part
 from growkit.model.families.family import Layer, rearranged

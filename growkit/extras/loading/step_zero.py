@@ -21,11 +21,14 @@ from growkit.base.errors import InputError
 from growkit.base.limits import COMPUTED, within
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
+from growkit.engine.device import CPU, reproducible
+from growkit.engine.layerwise import Layerwise
+from growkit.engine.strict import strict_float64
 from growkit.extras.optimizer.param_groups import check_same
 from growkit.model.checkpoint.publishing import MANIFEST, read_manifest
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import changed_since
-from growkit.proof.fingerprint import Question, distance, fingerprint_of
+from growkit.proof.fingerprint import Question, computed_in, distance, fingerprint, question, widest
 from growkit.proof.vocabularies import check_vocabulary
 from growkit.results.proof_result import Fingerprint
 
@@ -112,7 +115,7 @@ def expected_of(folder: Path) -> Fingerprint:
                 f"{folder / changed[0]} is not what growkit wrote, and {file} holds no "
                 "fingerprint; make the model again, or give the folder as it was"
             )
-        held = fingerprint_of(checkpoint)
+        held = _fingerprint_of(checkpoint)
     if held is None:
         raise InputError(
             f"the model in {folder} computes no usable logits, so it has no fingerprint"
@@ -123,6 +126,21 @@ def expected_of(folder: Path) -> Fingerprint:
         raise InputError(
             f"the fingerprint in {file} is damaged; make the model again with 'growkit run {file}'"
         ) from None
+
+
+def _fingerprint_of(checkpoint: Checkpoint) -> Fingerprint | None:
+    """Compute the fingerprint of the model in a folder, one layer at a time.
+
+    Raises:
+        InputError: the model cannot run.
+    """
+    asked, dtype = question(checkpoint), computed_in(checkpoint.tensors)
+    with reproducible(CPU):
+        with strict_float64():
+            exact = Layerwise(checkpoint, torch.float64, CPU).logits(asked.call)
+        rounded = Layerwise(checkpoint, getattr(torch, dtype), CPU).logits(asked.call)
+    answers = asked.of(exact), asked.of(rounded)
+    return fingerprint("target", asked, *answers, dtype, widest(checkpoint))
 
 
 def _parsed(held: Any, vocabulary: int) -> Fingerprint:

@@ -21,15 +21,8 @@ from growkit.algebra.splits import Shares
 from growkit.algebra.update_law import Update
 from growkit.base.axes import Role
 from growkit.base.tensors import Weights
-from growkit.planning.transforms import (
-    Constant,
-    Kept,
-    Mapped,
-    Slices,
-    Stacked,
-    Subtensor,
-    Transform,
-)
+from growkit.extras.composed_transforms import Stacked, Subtensor
+from growkit.planning.transforms import Constant, Kept, Mapped, Slices, Transform
 
 
 @singledispatch

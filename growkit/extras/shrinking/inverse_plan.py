@@ -12,8 +12,9 @@ from functools import cached_property, partial
 
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import ANYWHERE, TensorInfo, Weights, cut, full, same_numbers
+from growkit.extras.composed_transforms import Stacked, Subtensor
 from growkit.planning.plan import Lineage, Plan, Rule
-from growkit.planning.transforms import Stacked, Subtensor, Transform
+from growkit.planning.transforms import Transform
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The more general class to which a conversion takes a model."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from growkit.base.errors import InputError
@@ -7,7 +8,6 @@ from growkit.model.families.family import Family, families
 from growkit.model.families.family_parts import Without
 from growkit.model.model import Model
 from growkit.planning.plan import Planned
-from growkit.planning.rewriting import config_with
 
 _OF_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
 """Keys that a class without windows does not know, but of which transformers' caches read some."""
@@ -38,3 +38,40 @@ def upgraded(source: Model, conversion: str) -> tuple[Family, dict[str, Any]]:
     if "layer_types" not in target.defaults:
         config = {key: value for key, value in config.items() if key not in _OF_WINDOWS}
     return target, config
+
+
+def config_with(source: Model, target: Family, without: Without) -> dict[str, Any]:
+    """Convert a config to that of a more general class, and write out the old class's defaults.
+
+    Args:
+        source: the model.
+        target: the family of the more general class.
+        without: how the model's class differs from it.
+
+    Raises:
+        InputError: the model has a setting that the other class lacks.
+    """
+    present, complete = source.config, source.complete
+    for key, values in without.only.items():
+        value = present.get(key, without.assumed.get(key, values[0]))
+        if value not in values:
+            raise InputError(
+                f"config.json in {source.where()}, or its class, has {key} {value!r}, which "
+                f"{target.one} cannot have; only one with {' or '.join(map(repr, values))} can "
+                "become one"
+            )
+    unknown = {"auto_map"}
+    if "layer_types" not in target.defaults:
+        unknown.add("layer_types")  # transformers' caches and masks read them, whatever the class
+        others = {*(complete.get("layer_types") or ())} - {"full_attention"}
+        if others:
+            raise InputError(
+                f"config.json in {source.where()} has layers of type {', '.join(sorted(others))}, "
+                f"which {target.one} cannot have; only one with full attention can become one"
+            )
+    config = {key: value for key, value in present.items() if key not in unknown}
+    rope = present.get("rope_parameters")
+    rope = rope if isinstance(rope, Mapping) else {}
+    config |= {k: v for k, v in without.assumed.items() if k not in config and k not in rope}
+    config |= {key: complete[key] for key in target.defaults if key in source.family.defaults}
+    return config | dict(without.ignored) | {"model_type": target.model_types[0]}

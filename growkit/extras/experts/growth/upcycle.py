@@ -29,6 +29,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option
 from growkit.base.tensors import Config, TensorInfo, main_dtype
+from growkit.extras.composed_transforms import Stacked, Subtensor
 from growkit.extras.experts.growth.experts import (
     EXPERTS,
     NUMBER,
@@ -37,15 +38,14 @@ from growkit.extras.experts.growth.experts import (
     is_last,
     wanted_experts,
 )
+from growkit.extras.upgrades.more_general import config_with
 from growkit.model.families.family import Family, families
 from growkit.model.families.family_parts import NEW, Experts, Member, Without
 from growkit.model.model import Model
-from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan
-from growkit.planning.rewriting import config_with
 from growkit.planning.router_ties import lost_in_ties
-from growkit.planning.transforms import Computed, Constant, Kept, Subtensor, Transform
+from growkit.planning.transforms import Computed, Constant, Kept, Transform
 
 SPREAD = 0.02
 """Standard deviation of a new router's weights: transformers' initializer_range."""
@@ -250,7 +250,7 @@ class _Upcycling:
             [(self._copied(name, place, expert), rows) for name in names]
             for expert in range(self.count)
         ]
-        return transforms.Stacked(stacked, "the dense MLP for every expert")
+        return Stacked(stacked, "the dense MLP for every expert")
 
     def _copied(self, name: str, place: Member, expert: int | None) -> Transform:
         """Make an expert's tensor from that of the dense MLP; None for the shared experts."""

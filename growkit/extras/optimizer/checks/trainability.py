@@ -15,18 +15,19 @@ import torch
 from torch import Tensor
 
 from growkit.algebra.expansion import IndexMap
-from growkit.algebra.growth_law import copies_in, zeros_in
 from growkit.base.errors import InputError, foreign, reason
 from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
 from growkit.engine.device import CPU, device_name
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
+from growkit.extras.composed_transforms import Subtensor
+from growkit.extras.optimizer.copies import copies_in, zeros_in
 from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
 from growkit.extras.optimizer.results.trainability_section import CopyDistance, TrainabilitySection
 from growkit.extras.optimizer.stored_gradients import Named, StoredGradients
 from growkit.planning.plan import Plan, Rule
-from growkit.planning.transforms import Kept, Mapped, Subtensor, Transform
+from growkit.planning.transforms import Kept, Mapped, Transform
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair

@@ -15,13 +15,14 @@ from dataclasses import replace
 
 from growkit.base.options import Option
 from growkit.base.tensors import TensorInfo
+from growkit.extras.composed_transforms import Stacked
 from growkit.extras.starts import drawn_uniformly
 from growkit.extras.upgrades.more_general import upgraded
 from growkit.model.families.family_parts import Member
 from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite
-from growkit.planning.transforms import Constant, Kept, Stacked, Transform
+from growkit.planning.transforms import Constant, Kept, Transform
 
 STREAMS = Option("streams", "number of residual streams", ("4", "2", "8"))
 

@@ -1,0 +1,82 @@
+"""Transforms that are composed of others: a part of one, or several in one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from growkit.algebra.update_law import Update
+from growkit.base.lazy import Tensor, torch
+from growkit.base.tensors import Weights
+from growkit.planning.transforms import Slices, Transform
+
+
+@dataclass(frozen=True, eq=False)
+class Subtensor(Transform):
+    """A rectangle of another transform's target, such as a piece of an MLP.
+
+    Its source cannot be recovered, so a proof computes it again and compares.
+
+    Attributes:
+        whole: the transform of the whole tensor.
+        begin: first index of the rectangle in every dimension.
+        why: one phrase for users.
+    """
+
+    whole: Transform
+    begin: tuple[int, ...]
+    why: str
+
+    @property
+    def parts(self) -> Sequence[Transform]:
+        """See ``Transform``."""
+        return (self.whole,)
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        moved = zip(where, self.begin, strict=True)
+        return self.whole.part(source, [slice(w.start + b, w.stop + b) for w, b in moved])
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        return self.whole.update(before).whole()
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked(Transform):
+    """A stack of matrices, each with the rows of several targets one below the other.
+
+    Attributes:
+        matrices: for each matrix, the transforms of its parts with the number of rows of each.
+        why: one phrase for users.
+    """
+
+    matrices: Sequence[Sequence[tuple[Transform, int]]]
+    why: str
+
+    @property
+    def parts(self) -> Sequence[Transform]:
+        """See ``Transform``."""
+        return [part for parts in self.matrices for part, _ in parts]
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        numbers, rows, columns = where
+        matrices = []
+        for parts in self.matrices[numbers]:
+            blocks, end = [], 0
+            for part, count in parts:
+                start, end = end, end + count
+                inside = slice(max(rows.start, start) - start, min(rows.stop, end) - start)
+                if inside.start < inside.stop:
+                    blocks.append(part.part(source, (inside, columns)))
+            matrices.append(torch.cat(blocks))
+        return torch.stack(matrices)
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        by_name = dict(zip(self.sources, before, strict=True))
+        first, *others = (
+            part.update([by_name[name] for name in part.sources]).whole() for part in self.parts
+        )
+        return first.because("its matrices train separately") if others else first

@@ -1,0 +1,1 @@
+"""Families that users describe, as far as their classes confirm them."""
