@@ -210,7 +210,7 @@ def test_lists_are_those_of_the_classes() -> None:
                 given |= choose.choice([{}, {"no_rope_layer_interval": 3}])
                 given |= choose.choice([{}, {"sliding_window": None}, {"sliding_window": 4}])
                 config = CONFIG_MAPPING[kind](**given)
-                assumed = family._filled_in({"model_type": kind, **given})
+                assumed = family.filled_in({"model_type": kind, **given})
                 for key in ("layer_types", "no_rope_layers", "mlp_only_layers"):
                     assert getattr(config, key, None) == assumed.get(key), (kind, given)
                     compared += assumed.get(key) is not None

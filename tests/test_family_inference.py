@@ -20,11 +20,12 @@ import growkit
 from growkit.base.errors import InputError, PlaceError
 from growkit.engine.recipe_planning import change
 from growkit.engine.user_family import described_family
+from growkit.extras.depth import relayering
 from growkit.extras.family_inference import inferring
 from growkit.extras.family_inference.classes import ModelClass, as_in_files
 from growkit.extras.family_inference.inferring import InferredFamily, SmallModel, try_growth
 from growkit.model.checkpoint.reading import Checkpoint
-from growkit.model.families.family import Family, described, families
+from growkit.model.families.family import described, families
 from growkit.planning.plan import Planned
 from growkit.planning.recipe import GrowStep
 from tests.architectures import TYPES, build, config_of, save
@@ -376,8 +377,8 @@ def test_windows_go_along_with_their_layers(
     assert made["layer_types"] == [kinds[0], *kinds]
     assert difference(source, tmp_path / "out", 1e-7) is None
     # The control: the proof sees it where a plan leaves it to the class.
-    monkeypatch.setattr(Family, "_added_lists", lambda *_: {})
-    monkeypatch.setattr(Family, "derived_lists", lambda *_: {})
+    monkeypatch.setattr(relayering, "added_lists", lambda *_: {})
+    monkeypatch.setattr(relayering, "derived_lists", lambda *_: {})
     made = growkit.grow(source, tmp_path / "other", **deeper)
     assert made["kept"] is False
     assert "self_attn.layer_type is not what growkit" in made["verification"]["reason"]

@@ -18,7 +18,7 @@ from growkit.planning.recipe import load_recipe
 from growkit.report.proof_page import glance, proof_view
 from growkit.report.saving import page
 from growkit.report.terminal import training_hint
-from growkit.results.proof_result import next_step
+from growkit.report.view import next_step
 from tests.commands import cli
 from tests.files import edit_weights, listed
 from tests.models import save_model

@@ -1,14 +1,52 @@
-"""Transforms that are composed of others: a part of one, or several in one tensor."""
+"""Transforms of whole tensors: computed from them, a part of one, or several in one tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from growkit.algebra.update_law import Update
 from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Weights
 from growkit.planning.transforms import Slices, Transform
+
+
+@dataclass(frozen=True)
+class Computed(Transform):
+    """A tensor computed from whole sources, which cannot be recovered.
+
+    Attributes:
+        names: names of the sources.
+        why: one phrase for users.
+        compute: computes the target from the sources, in the order of ``names``.
+        repeatable: see ``Transform``.
+        together: see ``Update``.
+    """
+
+    names: tuple[str, ...]
+    why: str
+    compute: Callable[..., Tensor]
+    repeatable: bool = True
+    dtype: str | None = None
+    together: int = 1
+
+    local = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """See ``Transform``."""
+        return self.names
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``; computes the whole target."""
+        return self.compute(*map(source.read, self.names))[tuple(where)]
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``; no factor follows for a computed tensor."""
+        if not before:
+            return Update(new=True, why=self.why, together=self.together)
+        update = replace(before[0], together=1)
+        return update.because(f"it is computed ({self.why})").whole()
 
 
 @dataclass(frozen=True, eq=False)

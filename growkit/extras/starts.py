@@ -15,8 +15,9 @@ from functools import partial
 from growkit.algebra.splits import noise
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TensorInfo
+from growkit.extras.composed_transforms import Computed
 from growkit.model.families.family_parts import Member
-from growkit.planning.transforms import Computed, Constant, Transform
+from growkit.planning.transforms import Constant, Transform
 
 
 def new_tensor(member: Member, key: str, info: TensorInfo) -> Transform:

@@ -5,21 +5,20 @@ nothing else in it is used as evidence.
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from growkit.base import __version__
 from growkit.base.errors import InputError, foreign
 from growkit.base.names import by_name, name_of, without_paths
-from growkit.base.tensors import STORED_NAMES, main_dtype
+from growkit.base.tensors import main_dtype
 from growkit.base.units import given_date, today
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.writing import sha256
-from growkit.model.families.family import Family, family_of
-from growkit.model.model import Headers, Model
+from growkit.model.model import Model
 from growkit.planning.operation import SizeOption
 from growkit.planning.recipe import Recipe, ShrinkStep, Step, parse_recipe, with_paths
 from growkit.results import versions
@@ -83,38 +82,6 @@ def _headers(source: Model) -> dict[str, Any]:
     main = main_dtype(source.tensors)
     others = {name: info.dtype for name, info in source.tensors.items() if info.dtype != main}
     return {"config": source.config, "dtype": main, "other_dtypes": others}
-
-
-def source_headers(target: Folder, names: Collection[str], described: Family | None) -> Headers:
-    """The headers of the model from which a folder was made, as its manifest records them.
-
-    Args:
-        target: the folder, with a manifest.
-        names: the names of its tensors, which are stored in the form of the source's.
-        described: a family that the manifest describes.
-
-    Raises:
-        InputError: the manifest is damaged, or of a version that does not record them.
-    """
-    file, recorded = target.path / MANIFEST, target.json(MANIFEST).get("source_model")
-    match recorded:
-        case {"config": dict(config), "dtype": str(main), "other_dtypes": dict(others)} if {
-            main,
-            *others.values(),
-        } <= STORED_NAMES.keys():
-            pass
-        case _:
-            raise InputError(
-                f"{file} does not record the config and the dtypes of the source "
-                f"('source_model'); make the folder again with 'growkit run {file}'"
-            )
-    where = f"the model from which {target} was made"
-    family = family_of(config, where, described).as_stored(config, names)
-    headers = Headers(family, config, where)
-    headers.tensors = {
-        name: replace(info, dtype=others.get(name, main)) for name, info in headers.tensors.items()
-    }
-    return headers
 
 
 def read_record(target: Folder) -> Recipe | None:

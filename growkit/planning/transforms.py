@@ -262,44 +262,6 @@ class Rounded(Mapped):
 
 
 @dataclass(frozen=True)
-class Computed(Transform):
-    """A tensor computed from whole sources, which cannot be recovered.
-
-    Attributes:
-        names: names of the sources.
-        why: one phrase for users.
-        compute: computes the target from the sources, in the order of ``names``.
-        repeatable: see ``Transform``.
-        together: see ``Update``.
-    """
-
-    names: tuple[str, ...]
-    why: str
-    compute: Callable[..., Tensor]
-    repeatable: bool = True
-    dtype: str | None = None
-    together: int = 1
-
-    local = False
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """See ``Transform``."""
-        return self.names
-
-    def part(self, source: Weights, where: Slices) -> Tensor:
-        """See ``Transform``; computes the whole target."""
-        return self.compute(*map(source.read, self.names))[tuple(where)]
-
-    def update(self, before: Sequence[Update]) -> Update:
-        """See ``Transform``; no factor follows for a computed tensor."""
-        if not before:
-            return Update(new=True, why=self.why, together=self.together)
-        update = replace(before[0], together=1)
-        return update.because(f"it is computed ({self.why})").whole()
-
-
-@dataclass(frozen=True)
 class Constant(Transform):
     """A new tensor filled with one value, or a matrix with another one on its diagonal."""
 

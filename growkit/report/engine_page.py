@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from growkit.report import view
-from growkit.report.view import Found, Grid, ResultView, Topic, recorded
-from growkit.results.proof_result import next_step
+from growkit.report.view import Found, Grid, ResultView, Topic, next_step, recorded
 
 FIGURES = (
     *("dtype", "positions", "columns", "verdict", "relative", "tolerance"),

@@ -11,12 +11,21 @@ from growkit.base.units import duration, size
 from growkit.report import drawing, view
 from growkit.report.drawing import Interval, Titles
 from growkit.report.engine_page import engine_topics
-from growkit.report.view import Cell, Found, Grid, Paragraph, Topic, figure, is_finite, recorded
+from growkit.report.view import (
+    Cell,
+    Found,
+    Grid,
+    Paragraph,
+    Topic,
+    figure,
+    is_finite,
+    next_step,
+    recorded,
+)
 from growkit.results.proof_result import (
     counted,
     failed,
     findings_of,
-    next_step,
     notes_of,
     value_sentence,
 )

@@ -25,10 +25,10 @@ from growkit.report.view import (
     extra_views,
     figure,
     listing,
+    next_step,
     recorded,
 )
 from growkit.results import Result
-from growkit.results.proof_result import next_step
 
 STYLES = {"good": "bold green", "warn": "yellow", "bad": "bold red", "heading": "bold"}
 

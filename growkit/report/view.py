@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 from growkit.base.errors import shortened
 from growkit.base.lazy import registered
 from growkit.base.units import duration, size
+from growkit.results.proof_result import failed, findings_of
 
 Found = Mapping[str, Any]
 """Values by name, as in results and manifests."""
@@ -205,3 +206,13 @@ def extra_views() -> dict[str, Callable[[Found], ResultView]]:
     """The functions that make views of extras' results, by the name of the result's class."""
     by_module: dict[str, dict[str, Callable[[Found], ResultView]]] = registered("views", "VIEWS")
     return {name: view for views in by_module.values() for name, view in views.items()}
+
+
+def next_step(result: Found) -> str | None:
+    """The advice on a target (a ``growkit.VerifyResult``), without a full stop; None if none.
+
+    Advice on a failed finding takes precedence over advice on a kept one.
+    """
+    findings = findings_of(result)
+    first = failed(findings)
+    return first["advice"] if first else next((f["advice"] for f in findings if f["advice"]), None)

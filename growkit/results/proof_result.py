@@ -472,16 +472,6 @@ def failed(findings: Iterable[Finding]) -> Finding | None:
     return next((finding for finding in findings if finding["kept"] is False), None)
 
 
-def next_step(result: Found) -> str | None:
-    """The advice on a target (a ``growkit.VerifyResult``), without a full stop; None if none.
-
-    Advice on a failed finding takes precedence over advice on a kept one.
-    """
-    findings = findings_of(result)
-    first = failed(findings)
-    return first["advice"] if first else next((f["advice"] for f in findings if f["advice"]), None)
-
-
 def name_result(result: VerifyResult, source: str, target: str) -> VerifyResult:
     """Set the published names of both folders, also in the advice."""
     result.source, result.target = source, target

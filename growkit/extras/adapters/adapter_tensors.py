@@ -29,9 +29,10 @@ from growkit.extras.adapters.adapter_folder import (
     TensorKind,
 )
 from growkit.extras.adapters.modules import Adapted, Modules, experts_of
+from growkit.extras.composed_transforms import Computed
 from growkit.model.model import Model
 from growkit.planning.plan import Plan, Planned, Rule
-from growkit.planning.transforms import Computed, Kept
+from growkit.planning.transforms import Kept
 
 PREFIX, INSIDE = "base_model.model.", ".base_layer"
 """PEFT's prefix of a module's name, and the suffix that each wrapper around the module adds."""

@@ -18,8 +18,9 @@ from growkit.base.lazy import torch
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import aliases, parsed, quiet
 from growkit.engine.user_family import CONTEXT, NAMED, empty_model_of, tensors_digest
+from growkit.extras.depth.relayering import relayered
 from growkit.model.families.family import Family, Layer, families
-from growkit.model.families.family_parts import variations
+from growkit.model.families.family_parts import value_at, with_value
 from growkit.planning.operation import SizeOption, operations
 
 ALSO = {"num_kv_heads": "kv_heads"} | dict.fromkeys(
@@ -206,7 +207,7 @@ def _check_arranged(family: Family, config: Config, layers: Sequence[int], chang
         InputError: no tensor of the class depends on the key.
     """
     copied = [Layer(of) for of in layers]
-    deeper = dict(family.relayered(config, copied, "config.json", arrange=False))
+    deeper = dict(relayered(family, config, copied, "config.json", arrange=False))
     deeper |= {key: config.get(key) for key in changed}
     for key, value in changed.items():
         others = {**deeper, **{name: of for name, of in changed.items() if name != key}}
@@ -224,15 +225,38 @@ def _changes_shapes(key: str, config: Config, digest: str | None, partners: Iter
     """Whether another value of a key changes the tensors or their shapes.
 
     Args:
-        key: see ``variations``.
-        config: see ``variations``.
+        key: see ``_variations``.
+        config: see ``_variations``.
         digest: see ``tensors_digest``, of this config.
-        partners: see ``variations``.
+        partners: see ``_variations``.
     """
-    others, with_partners = variations(config, key, partners)
+    others, with_partners = _variations(config, key, partners)
     if others and tensors_digest(others[0]) is None:  # the class compares it with other keys
         others += with_partners
     return any(tensors_digest(other) not in (None, digest) for other in others)
+
+
+def _variations(
+    config: Config, key: str, partners: Iterable[str]
+) -> tuple[list[Config], list[Config]]:
+    """The config with other values of a size, and with twice the size and other partners.
+
+    Args:
+        config: complete config of a model.
+        key: of a size, or of a ratio of sizes; without a whole number, there are no variations.
+        partners: keys that a class may want to change with it.
+    """
+    value = value_at(config, key)
+    if not isinstance(value, int):
+        return [], []
+    alone = [with_value(config, key, other) for other in (2 * value, value + 1, value - 1, 1)]
+    sizes = {partner: value_at(config, partner) or 0 for partner in partners}
+    together = [
+        with_value(alone[0], partner, other)
+        for partner, size in sizes.items()
+        for other in (2 * size, size // 2)
+    ]
+    return alone, together
 
 
 def _grown_axes() -> set[str]:

@@ -20,13 +20,14 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
 from growkit.base.tensors import Config, main_dtype
+from growkit.extras.composed_transforms import Computed
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.extras.differential.diff_family import LAMBDA, OPTIONAL_KEYS
 from growkit.model.families.family import Family, families, family_of
 from growkit.model.families.family_parts import DiffForm, Member
 from growkit.model.model import Model
 from growkit.planning.plan import Plan
-from growkit.planning.transforms import Computed, Constant, Kept, Mapped, Transform, row_maps
+from growkit.planning.transforms import Constant, Kept, Mapped, Transform, row_maps
 
 FOLDER_KEYS = ("architectures", "auto_map", "model_type", "transformers_version")
 HEAD_NORM = "head_norm.weight"

@@ -16,13 +16,14 @@ from growkit.base.options import Value
 from growkit.engine import recipe_planning
 from growkit.extras.inspection.results.abilities_result import Answer
 from growkit.extras.inspection.results.inspection_result import Inspection, Possible
+from growkit.extras.source_headers import source_headers
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import report_faults
 from growkit.model.families.family import family_of
 from growkit.model.families.family_yaml import TIED
 from growkit.model.model import Headers, Model
 from growkit.planning import recipe as recipes
-from growkit.planning.manifest import read_record, source_headers
+from growkit.planning.manifest import read_record
 from growkit.planning.operation import PROMISES, Operation, SizeOption, operations
 from growkit.planning.own_class import own_classes
 from growkit.planning.recipe import load_description

@@ -25,6 +25,7 @@ from growkit.base.tensors import TensorInfo, Weights, cut
 from growkit.engine.class_weights import ClassWeights, one_row, stacks
 from growkit.engine.loader import Conversion, by_parameter, loading
 from growkit.engine.transformers_class import require_class
+from growkit.extras.composed_transforms import Computed
 from growkit.extras.optimizer.moment_transforms import moments_of
 from growkit.extras.optimizer.param_groups import (
     UNTRAINABLE,
@@ -41,7 +42,7 @@ from growkit.model.checkpoint.writing import Hashes, write_shards
 from growkit.model.model import Model
 from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
-from growkit.planning.transforms import Computed, Constant
+from growkit.planning.transforms import Constant
 from growkit.planning.updates import Law
 from growkit.results.growth_result import OptimizerResult
 

@@ -263,78 +263,10 @@ class Family(family_parts.HasSizes):
                     members.append(Member(name, described, layer, number))
         return members
 
-    def relayered(
-        self, config: Config, layers: Sequence[Layer], where: str, *, arrange: bool = True
-    ) -> Config:
-        """Make the config of a model that consists of layers of another one, in this order.
-
-        Args:
-            config: config of the other model.
-            layers: the layers.
-            where: the other model's name in messages.
-            arrange: whether other keys that determine the kinds of layers (``arranged``) follow.
-
-        Raises:
-            InputError: a list does not have one entry per layer.
-        """
-        before = dict(self.complete(config))
-        count = self.sizes(config)["layers"]
-        lists = dict(self._added_lists(before))
-        for key in self.lists | self.per_layer:
-            values = before.get(key)
-            if values is None or (key in self.per_layer and not isinstance(values, list)):
-                continue
-            if not isinstance(values, list) or len(values) < count:
-                raise InputError(
-                    f"config.json in {where} has {key} {values!r}; a list of {count} was expected, "
-                    "one entry for each layer, correct it"
-                )
-            lists.setdefault(key, values)
-        lists = {key: [layer.entry(key, of) for layer in layers] for key, of in lists.items()}
-        known = {*self.lists, *self.per_layer, *self.defaults}
-        unknown = {key: value for key, value in config.items() if key not in known}
-        deeper = {**config, **rearranged(unknown, layers, count)}
-        deeper |= {key: len(layers) for key, axes in self.axes.items() if axes == ("layers",)}
-        complete = before | deeper | lists
-        for key, values in lists.items():
-            if config.get(key) is not None or values != self.assumed(key, complete):
-                deeper[key] = values
-        arranged = self.arranged(before, [layer.of for layer in layers]) if arrange else {}
-        after = self.complete(deeper)
-        return deeper | {key: value for key, value in arranged.items() if value != after.get(key)}
-
     @property
     def layers_key(self) -> str:
         """The key of the number of layers."""
         return next(key for key, axes in self.axes.items() if axes == ("layers",))
-
-    def _added_lists(self, config: Config) -> Mapping[str, list[Any]]:
-        """The lists with one entry for each layer that only the class adds to a config."""
-        if self.class_lists is None:
-            return {}
-        count, lists = config[self.layers_key], self.class_lists(config)
-        of_layers = self.derived_lists({**config, self.layers_key: count + 1})
-        return {
-            key: lists[key]
-            for key in lists.keys() & of_layers.keys()
-            if config.get(key) is None and len(lists[key]) == count
-        }
-
-    def derived_lists(self, config: Config) -> Mapping[str, list[Any]]:
-        """The lists with one entry for each layer that the class makes of all other keys.
-
-        Other software derives the types of layers like this even where a config lists them.
-        """
-        bare = {key: value for key, value in config.items() if not isinstance(value, list)}
-        lists = self.class_lists(bare) if self.class_lists else self._filled_in(bare)
-        count = bare.get(self.layers_key)  # None if only a list says it: nothing derives from it
-        return {
-            key: value
-            for key, value in lists.items()
-            if isinstance(value, list)
-            and len(value) == count
-            and (self.class_lists or key in self.lists)
-        }
 
 
 LAYER_KEYS = re.compile(

@@ -4,7 +4,7 @@ At the end, the vocabulary of family descriptions: every key and the kind of its
 """
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, TypeGuard
@@ -356,7 +356,7 @@ class HasSizes:
 
     def solved(self, config: Config) -> tuple[Config, dict[str, int]]:
         """The config with the defaults filled in, and the size of every axis; see ``complete``."""
-        complete = self._filled_in(config)
+        complete = self.filled_in(config)
         sizes = self._solve(complete)
         for key, default in self.defaults.items():
             if type(default) in (bool, int, list):
@@ -381,7 +381,7 @@ class HasSizes:
                 )
         return complete, sizes
 
-    def _filled_in(self, config: Config) -> dict[str, Any]:
+    def filled_in(self, config: Config) -> dict[str, Any]:
         """Fill in aliases, defaults and sizes that the class computes."""
         needed = [key for key, entry in self.axes.items() if not callable(entry)]
         # One that is missing is reported later.
@@ -543,29 +543,6 @@ def value_at(config: Config, key: str, default: Any = None) -> Any:
     for part in key.split("."):
         value = value.get(part, default) if isinstance(value, Mapping) else default
     return value
-
-
-def variations(
-    config: Config, key: str, partners: Iterable[str]
-) -> tuple[list[Config], list[Config]]:
-    """The config with other values of a size, and with twice the size and other partners.
-
-    Args:
-        config: complete config of a model.
-        key: of a size, or of a ratio of sizes; without a whole number, there are no variations.
-        partners: keys that a class may want to change with it.
-    """
-    value = value_at(config, key)
-    if not isinstance(value, int):
-        return [], []
-    alone = [with_value(config, key, other) for other in (2 * value, value + 1, value - 1, 1)]
-    sizes = {partner: value_at(config, partner) or 0 for partner in partners}
-    together = [
-        with_value(alone[0], partner, other)
-        for partner, size in sizes.items()
-        for other in (2 * size, size // 2)
-    ]
-    return alone, together
 
 
 def with_value(config: Config, key: str, value: Any) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from growkit.extras.adapters.adapter_folder import AdapterFolder
 from growkit.extras.adapters.adapter_tensors import PREFIX, AdapterTensors
 from growkit.extras.adapters.grow_adapter import Adapter
 from growkit.extras.adapters.modules import Modules
+from growkit.extras.composed_transforms import Computed
 from growkit.model.checkpoint.folder import ADAPTER, ADAPTER_FOLDER
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.plan import Plan, Planned, Rule
-from growkit.planning.transforms import Computed, Kept
+from growkit.planning.transforms import Kept
 from growkit.proof.check import Check
 from growkit.proof.control import MAX_TOKENS
 from growkit.proof.logits import Function

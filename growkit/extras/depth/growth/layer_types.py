@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
+from growkit.extras.depth.relayering import derived_lists, relayered
 from growkit.model.families.config_keys import PERIODS
 from growkit.model.families.family import Family, Layer, rearranged
 from growkit.model.families.family_parts import Member
@@ -44,7 +45,7 @@ def of_kind(source: Model, order: Sequence[Layer], options: Mapping[str, str]) -
     named = {"model_type", *family.size_keys}
     sizes = {key: value for key, value in source.config.items() if key in named}
     deep = {family.layers_key: DEEP}
-    lists = [family.derived_lists({**config, **deep}) for config in (source.config, sizes)]
+    lists = [derived_lists(family, {**config, **deep}) for config in (source.config, sizes)]
     stored = {key: complete.get(key) for key in family.lists.union(*lists)}
     present = {key: of if isinstance(of, list) else [] for key, of in stored.items()}
     kinds = {
@@ -92,7 +93,7 @@ def deeper_config(
         The config, the order, and if no order allows it, a warning and the keys that contradict it.
     """
     family, asked = source.family, "kind" in options
-    relayered = partial(family.relayered, source.config, where=source.where())
+    layered = partial(relayered, family, source.config, where=source.where())
     # A published period may be unknown to the class that reads the config.
     published = source.published or {}
     published = source.config | (published if family.layers_key in published else {})
@@ -102,22 +103,22 @@ def deeper_config(
     movable = options.get("place", PLACES[0]) in PLACES
     tried = []
     for arrange in (True, False):
-        config = relayered(order, arrange=arrange)
+        config = layered(order, arrange=arrange)
         changed = {key: of for key, of in config.items() if of != source.config.get(key)}
         types = _derived(source, published, {**said, **changed})
         fitting = order
         if identity:
-            wanted = relayered(types.taken_by(order), arrange=arrange)
+            wanted = layered(types.taken_by(order), arrange=arrange)
             fitting = _fit_kinds(source, wanted, order, types, movable)
         others = types.others(fitting, asked)
         if not others:
             fitting = types.taken_by(fitting)
-            return relayered(fitting, arrange=arrange), fitting, [], ()
+            return layered(fitting, arrange=arrange), fitting, [], ()
         tried.append((config, types, others))
     config, types, others = tried[0]
     if identity:
         order = _fit_kinds(source, config, order, Types({}, {}), movable)
-    config = relayered(order)
+    config = layered(order)
     config, warnings, contradicting = _contradicted(family, config, order, types, others, said)
     return config, order, warnings, contradicting
 
@@ -184,7 +185,7 @@ def _derived(source: Model, config: Config, deeper: Config) -> Types:
     )
     (complete, here_sizes), (_, there_sizes) = map(family.solved, both)
     count, more = here_sizes["layers"], there_sizes["layers"]
-    here, there = family.derived_lists(config), family.derived_lists(deeper)
+    here, there = derived_lists(family, config), derived_lists(family, deeper)
     if family.class_lists:  # LFM2 lists attention in one key or another: null here, if in the other
         here = {key: here[key] for key in here.keys() & family.class_lists(config).keys()}
     kept = {key: said for key, said in config.items() if deeper.get(key) == said}
@@ -249,7 +250,7 @@ def _contradicted(
         )
     config = {**config, **values}
     said = {**published, **config}
-    own = family.derived_lists(said)
+    own = derived_lists(family, said)
     numbers = {
         key: said[key] + 1
         for key in said.keys() - family.size_keys - family.defaults.keys()
@@ -258,11 +259,11 @@ def _contradicted(
     contradicting = {
         key
         for key, other in numbers.items()
-        if any(family.derived_lists({**said, key: other}).get(k) != own.get(k) for k in others)
+        if any(derived_lists(family, {**said, key: other}).get(k) != own.get(k) for k in others)
     }
     for key in sorted(contradicting & config.keys()):
         for number in range(len(order) + 1):
-            if family.derived_lists({**said, key: number}).items() >= values.items():
+            if derived_lists(family, {**said, key: number}).items() >= values.items():
                 return {**config, key: number}, [], ()
     repeated = (_repeated(said, types.after[key], 0) for key in others)
     contradicting |= {keys[0] for keys in repeated if keys}

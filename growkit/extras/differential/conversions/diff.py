@@ -17,6 +17,7 @@ from growkit.algebra.splits import Shares, noise
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import Option
 from growkit.base.tensors import Config, TensorInfo
+from growkit.extras.composed_transforms import Computed
 from growkit.extras.differential.conversions.diff_v2 import differential, doubled, noise_like_signal
 from growkit.extras.differential.conversions.layout_conversions import OnDiffTransformer, refuse
 from growkit.extras.differential.conversions.shared_diff import multiplied_out
@@ -28,7 +29,7 @@ from growkit.model.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.rewriting import rewrite
-from growkit.planning.transforms import Computed, Transform
+from growkit.planning.transforms import Transform
 
 LAMBDA_INIT = 0.5
 """λ_init, and λ itself, of every layer; half of each head remains."""

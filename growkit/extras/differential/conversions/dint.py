@@ -14,13 +14,14 @@ from collections.abc import Mapping
 
 from growkit.base.options import Option
 from growkit.base.tensors import TensorInfo
+from growkit.extras.composed_transforms import Computed
 from growkit.extras.differential.conversions.layout_conversions import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import FAMILY as DIFF
 from growkit.model.families.family_parts import Member
 from growkit.model.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.rewriting import rewrite
-from growkit.planning.transforms import Computed, Constant, Transform
+from growkit.planning.transforms import Constant, Transform
 
 THROUGH_DIFF_V2 = "run the recipe dint-from-softmax, which converts it --to diff-v2 first"
 

@@ -29,6 +29,7 @@ from growkit.extras.calibration import (
     smallest_rank,
     windows_of,
 )
+from growkit.extras.composed_transforms import Computed
 from growkit.extras.differential.conversions.layout_conversions import OnDiffTransformer, refuse
 from growkit.extras.differential.diff_family import ATTENTION
 from growkit.extras.differential.diff_family import FAMILY as DIFF
@@ -37,7 +38,7 @@ from growkit.model.model import Model
 from growkit.planning.operation import Change
 from growkit.planning.plan import Plan, TargetCheck
 from growkit.planning.rewriting import rewrite
-from growkit.planning.transforms import Computed, Kept, Transform
+from growkit.planning.transforms import Kept, Transform
 from growkit.results.growth_result import RankTried
 
 PARTS = ("base.weight", "down.weight", "up.weight")

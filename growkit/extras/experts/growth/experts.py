@@ -48,7 +48,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option, Value
 from growkit.base.tensors import Config
-from growkit.extras.composed_transforms import Subtensor
+from growkit.extras.composed_transforms import Computed, Subtensor
 from growkit.model.families.family_parts import MAX_EXPERTS, Experts, Member, value_at, with_value
 from growkit.model.model import Model
 from growkit.operations.growth.copying import SNR_DB, SYMMETRY, shares_of
@@ -56,7 +56,7 @@ from growkit.planning import transforms
 from growkit.planning.operation import Change, Operation, SizeOption
 from growkit.planning.plan import Plan
 from growkit.planning.router_ties import lost_in_ties
-from growkit.planning.transforms import Computed, Kept, Mapped, Transform
+from growkit.planning.transforms import Kept, Mapped, Transform
 
 EXPERTS = "experts"
 """The axis of experts."""

@@ -29,7 +29,7 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, np, torch
 from growkit.base.options import MAX_COUNT, Option
 from growkit.base.tensors import Config, TensorInfo, main_dtype
-from growkit.extras.composed_transforms import Stacked, Subtensor
+from growkit.extras.composed_transforms import Computed, Stacked, Subtensor
 from growkit.extras.experts.growth.experts import (
     EXPERTS,
     NUMBER,
@@ -45,7 +45,7 @@ from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan
 from growkit.planning.router_ties import lost_in_ties
-from growkit.planning.transforms import Computed, Constant, Kept, Transform
+from growkit.planning.transforms import Constant, Kept, Transform
 
 SPREAD = 0.02
 """Standard deviation of a new router's weights: transformers' initializer_range."""

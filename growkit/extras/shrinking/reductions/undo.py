@@ -23,12 +23,13 @@ from growkit.base.tensors import Weights, same_numbers
 from growkit.base.workers import workers
 from growkit.extras.shrinking.inverse_plan import Inverse, Undone, inverses, sources_of
 from growkit.extras.shrinking.kept_tokens import kept_tokens
+from growkit.extras.source_headers import source_headers
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Widened, rounded
 from growkit.model.families.family import Layer
 from growkit.model.model import Model
-from growkit.planning.manifest import read_record, source_headers, without_searches
+from growkit.planning.manifest import read_record, without_searches
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Lineage, Plan, Planned
 from growkit.planning.transforms import Slices, Transform

@@ -40,6 +40,7 @@ from growkit.base.tensors import (
     TensorInfo,
     main_dtype,
 )
+from growkit.extras.composed_transforms import Computed
 from growkit.extras.upgrades.mla_compression import (
     ATTENTION,
     OPTIONS,
@@ -56,7 +57,7 @@ from growkit.model.model import Model
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Plan, TargetCheck
 from growkit.planning.rewriting import rewrite
-from growkit.planning.transforms import Computed, Constant, Mapped, Transform, row_maps
+from growkit.planning.transforms import Constant, Mapped, Transform, row_maps
 from growkit.results.proof_result import Spectrum
 
 CONSTANTS = 4

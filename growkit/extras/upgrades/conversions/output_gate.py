@@ -22,13 +22,14 @@ from growkit.algebra.growth_law import Rows
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
 from growkit.base.tensors import TensorInfo, Weights
+from growkit.extras.composed_transforms import Computed
 from growkit.extras.upgrades.more_general import upgraded
 from growkit.model.families.family_parts import Member
 from growkit.model.model import Model
 from growkit.operations.growth.copying import PROMISE
 from growkit.planning.operation import Change, Operation
 from growkit.planning.rewriting import rewrite
-from growkit.planning.transforms import Computed, Kept, Mapped, Slices, Transform, row_maps
+from growkit.planning.transforms import Kept, Mapped, Slices, Transform, row_maps
 
 
 class OutputGate(Operation):
