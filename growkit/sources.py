@@ -5,9 +5,7 @@ at addresses, such as those of the Hub, read quantised weights as dense ones, an
 model out of a multimodal one.
 """
 
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,8 +15,7 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.lazy import of_extras
 from growkit.base.tensors import Config
-from growkit.engine.transformers_class import OLDER_ROPE_KEYS, PROVENANCE_KEYS, parsed, quiet
-from growkit.engine.user_family import NAMED, described_family
+from growkit.engine.user_family import described_family
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.format import find_format, read_config
 from growkit.model.checkpoint.reading import Checkpoint
@@ -57,7 +54,7 @@ class Source:
         for extra in _extras("dequantising"):
             checkpoint = extra.dense(checkpoint)
         checkpoint.published = checkpoint.config
-        checkpoint.config = with_keys_of_class(checkpoint.config)
+        checkpoint.config = _with_current_keys(checkpoint.config)
         checkpoint.described = described
         return checkpoint
 
@@ -89,7 +86,7 @@ class Source:
             folder.check_files()
             where = str(folder.path / "config.json")
             config, quantised = _dense_config(config, where)
-            config = with_keys_of_class(config)
+            config = _with_current_keys(config)
             headers = Headers(family_of(config, where, described), config, where)
             headers.quantised = quantised
             return headers
@@ -173,55 +170,11 @@ def _config_inside(whole: Config, folder: Path) -> Config | None:
     return next(filter(None, configs), None)
 
 
-def with_keys_of_class(config: Config) -> Config:
-    """Write a config with old keys as its class saves it, if growkit does not describe its family.
-
-    A class may read an old key in place of its own, as a pattern of letters for the kinds of
-    layers. Growth would then change a key that the class does not read. Former names of kinds of
-    layers become those of the class. What cannot be parsed stays as it is.
-    """
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or known_family(config):
-        return config
-    from transformers import CONFIG_MAPPING
-
-    if kind not in CONFIG_MAPPING:
-        return config
-    with suppress(Exception), quiet():
-        saved: Config = json.loads(parsed(config).to_json_string(use_diff=False))
-        names = CONFIG_MAPPING[kind].attribute_map
-        parts = _parts_read(config)
-        if parts or config.keys() - {*saved, *names, *NAMED, *PROVENANCE_KEYS, *OLDER_ROPE_KEYS}:
-            kept = {*NAMED, *PROVENANCE_KEYS} - {*names}
-            dropped = {*PROVENANCE_KEYS, *parts}
-            own = {key: value for key, value in saved.items() if key not in dropped}
-            return own | {key: value for key, value in config.items() if key in kept}
-        keys = {key: names.get(key, key) for key in config}
-        renamed = {key for key, own in keys.items() if _renamed(config[key], saved.get(own))}
-        rest = {key: value for key, value in config.items() if key not in renamed}
-        return rest | {keys[key]: saved[keys[key]] for key in sorted(renamed)}
+def _with_current_keys(config: Config) -> Config:
+    """A config that growkit does not describe, with the keys that its class has today."""
+    for extra in _extras("descriptions"):
+        config = extra.with_keys_of_class(config)
     return config
-
-
-def _parts_read(config: Config) -> set[str]:
-    """The parts of a config whose entries its class reads in place of keys of its own."""
-    kind = {"model_type": config["model_type"]}
-    own = parsed(kind).to_dict().keys() - PROVENANCE_KEYS
-    parts = set()
-    for key in config.keys() - own - PROVENANCE_KEYS - {*OLDER_ROPE_KEYS}:
-        if isinstance(config[key], dict):
-            numbers = {name: 2 * of for name, of in config[key].items() if type(of) is int}
-            read, other = (
-                parsed({**config, key: part}).to_dict() for part in (config[key], numbers)
-            )
-            parts |= {key} if any(read.get(name) != other.get(name) for name in own) else set()
-    return parts
-
-
-def _renamed(written: Any, read: Any) -> bool:
-    """Whether a class reads a list of words, such as kinds of layers, as other words."""
-    lists = isinstance(written, list) and isinstance(read, list) and len(written) == len(read)
-    return lists and written != read and all(isinstance(word, str) for word in (*written, *read))
 
 
 def family_for(source: Source, description: Mapping[str, Any] | None) -> Family | None:
@@ -245,7 +198,7 @@ def family_for(source: Source, description: Mapping[str, Any] | None) -> Family 
         return described_family(description)
     where = str(source.folder / "config.json")
     config, _ = _dense_config(config, where)
-    config = _config_inside(config, source.folder) or with_keys_of_class(config)
+    config = _config_inside(config, source.folder) or _with_current_keys(config)
     if known_family(config):
         return None
     for extra in _extras("families"):

@@ -16,7 +16,7 @@ from growkit import InputError
 from growkit.base import limits
 from growkit.engine import device
 from growkit.model.checkpoint import publishing
-from growkit.model.checkpoint.publishing import write_whole
+from growkit.report import saving
 from tests.commands import cli
 from tests.faults import ANYWHERE, PUBLISHING, World, in_child, without_exchange
 from tests.files import flip_bit, folder_bytes
@@ -324,12 +324,12 @@ def test_a_full_disk_leaves_the_earlier_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = tmp_path / "report.json"
-    write_whole(report, "earlier")
+    saving.write_whole(report, "earlier")
 
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(publishing, "flush", full)
+    monkeypatch.setattr(saving, "flush", full)
     with pytest.raises(InputError, match="since the disk filled up"):
-        write_whole(report, "later")
+        saving.write_whole(report, "later")
     assert folder_bytes(tmp_path) == {"report.json": b"earlier"}

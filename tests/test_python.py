@@ -23,9 +23,9 @@ from growkit.cli.catalogue import abilities
 from growkit.extras.inspection.large_plan import plan
 from growkit.model.families.family import families
 from growkit.planning.recipe import Recipe
+from growkit.report.schema import json_schema
 from growkit.results import fields
 from growkit.results.growth_result import Story
-from growkit.results.schema import json_schema
 from tests import reference
 from tests.commands import Counted
 from tests.models import Make, save_model

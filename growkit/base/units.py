@@ -26,15 +26,6 @@ def size(count: float, units: Sequence[str] = UNITS) -> str:
     return f"{count:.3g} {largest}" if count < 1000 else f"{count:,.0f} {largest}"
 
 
-def duration(seconds: float) -> str:
-    """Format a duration, e.g. ``2 min 5 s``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
 def spans(numbers: Sequence[int], dash: str = "–") -> str:
     """Format ascending numbers, e.g. ``0–2,5``."""
     runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])

@@ -24,7 +24,7 @@ from growkit.cli.signals import handle_signals
 from growkit.extras.hub.addresses import address_of
 from growkit.extras.probing.probe_settings import ProbeSettings
 from growkit.model.checkpoint.inputs import Inputs
-from growkit.model.checkpoint.publishing import rejected_name, write_whole
+from growkit.model.checkpoint.publishing import rejected_name
 from growkit.planning import recipe as recipes
 from growkit.planning.operation import operations
 from growkit.planning.recipe import Recipe, Step, load_description, load_recipe
@@ -452,6 +452,8 @@ def recipes_copy(
     folder: Path = cli.argument("FOLDER", "Folder of the copy.", default=Path(".")),
 ) -> None:
     """Copy a recipe into a folder, to edit it there."""
+    from growkit.report.saving import write_whole  # which imports Jinja
+
     file = recipes.shipped_recipe(name)
     copy = folder / file.name
     if os.path.lexists(copy):

@@ -7,7 +7,7 @@ from statistics import fmean
 from sys import float_info
 from typing import Any
 
-from growkit.base.units import duration, size
+from growkit.base.units import size
 from growkit.report import drawing, view
 from growkit.report.drawing import Interval, Titles
 from growkit.report.engine_page import engine_topics
@@ -17,6 +17,7 @@ from growkit.report.view import (
     Grid,
     Paragraph,
     Topic,
+    duration,
     figure,
     is_finite,
     next_step,

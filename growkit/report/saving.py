@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from shlex import quote
@@ -23,8 +24,15 @@ from growkit.base.names import name_of, without_paths
 from growkit.base.units import size
 from growkit.model.checkpoint.folder import CARD, MAX_YAML, Folder
 from growkit.model.checkpoint.inputs import Inputs
-from growkit.model.checkpoint.publishing import MANIFEST, made_around, write_whole
-from growkit.model.checkpoint.writing import sha256
+from growkit.model.checkpoint.publishing import (
+    MANIFEST,
+    beside,
+    made_around,
+    move,
+    report_left,
+    writing,
+)
+from growkit.model.checkpoint.writing import flush, sha256
 from growkit.model.families.family_parts import EAGER_EXPERTS
 from growkit.report import proof_page as proofs
 from growkit.report.drawing import escape, style_rules
@@ -354,3 +362,27 @@ def yaml_texts(text: str) -> Any:
         return yaml.load(text, yaml.BaseLoader)  # noqa: S506 - it makes only text, lists and dicts
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ValueError(reason(error)) from None
+
+
+def write_whole(path: Path, text: str, *, new: bool = False) -> None:
+    """Write a file as a whole, or not at all.
+
+    Args:
+        path: path of the file; an existing file is replaced.
+        text: contents of the file; names that are not valid Unicode are escaped.
+        new: whether the path must be free.
+
+    Raises:
+        InputError: the file cannot be written, or exists; the message names it.
+    """
+    partial = beside(path)
+    try:
+        with writing(path):
+            partial.write_bytes(text.encode("utf-8", "backslashreplace"))
+            flush(partial)
+            (move if new else os.replace)(partial, path)
+            flush(path.parent)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+        report_left(path)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from growkit.base.errors import plain, shortened
 from growkit.base.progress import Advance
-from growkit.base.units import duration, size, spans
+from growkit.base.units import size, spans
 from growkit.report.engine_page import engine_view
 from growkit.report.proof_page import proof_view
 from growkit.report.view import (
@@ -22,6 +22,7 @@ from growkit.report.view import (
     Grid,
     Paragraph,
     Part,
+    duration,
     extra_views,
     figure,
     listing,

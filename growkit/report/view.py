@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 from growkit.base.errors import shortened
 from growkit.base.lazy import registered
-from growkit.base.units import duration, size
+from growkit.base.units import size
 from growkit.results.proof_result import failed, findings_of
 
 Found = Mapping[str, Any]
@@ -47,6 +47,15 @@ def figure(value: Any, form: str = ".3g") -> str:
         return str(value)
     text = format(value, form)
     return text.removeprefix("-") if not text.strip("-0.%") else text  # no negative zero
+
+
+def duration(seconds: float) -> str:
+    """Format a duration, e.g. ``2 min 5 s``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 @dataclass(frozen=True)

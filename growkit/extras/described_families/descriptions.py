@@ -16,10 +16,16 @@ from growkit.base.axes import Axis
 from growkit.base.errors import InputError
 from growkit.base.lazy import torch
 from growkit.base.tensors import Config
-from growkit.engine.transformers_class import aliases, parsed, quiet
+from growkit.engine.transformers_class import (
+    OLDER_ROPE_KEYS,
+    PROVENANCE_KEYS,
+    aliases,
+    parsed,
+    quiet,
+)
 from growkit.engine.user_family import CONTEXT, NAMED, empty_model_of, tensors_digest
 from growkit.extras.depth.relayering import relayered
-from growkit.model.families.family import Family, Layer, families
+from growkit.model.families.family import Family, Layer, families, known_family
 from growkit.model.families.family_parts import value_at, with_value
 from growkit.planning.operation import SizeOption, operations
 
@@ -263,3 +269,54 @@ def _grown_axes() -> set[str]:
     """Axes that some method grows."""
     options = (option for method in operations("grow").values() for option in method.options)
     return {axis for option in options if isinstance(option, SizeOption) for axis in option.axes}
+
+
+def with_keys_of_class(config: Config) -> Config:
+    """Write a config with old keys as its class saves it, if growkit does not describe its family.
+
+    A class may read an old key in place of its own, as a pattern of letters for the kinds of
+    layers. Growth would then change a key that the class does not read. Former names of kinds of
+    layers become those of the class. What cannot be parsed stays as it is.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or known_family(config):
+        return config
+    from transformers import CONFIG_MAPPING
+
+    if kind not in CONFIG_MAPPING:
+        return config
+    with suppress(Exception), quiet():
+        saved: Config = json.loads(parsed(config).to_json_string(use_diff=False))
+        names = CONFIG_MAPPING[kind].attribute_map
+        parts = _parts_read(config)
+        if parts or config.keys() - {*saved, *names, *NAMED, *PROVENANCE_KEYS, *OLDER_ROPE_KEYS}:
+            kept = {*NAMED, *PROVENANCE_KEYS} - {*names}
+            dropped = {*PROVENANCE_KEYS, *parts}
+            own = {key: value for key, value in saved.items() if key not in dropped}
+            return own | {key: value for key, value in config.items() if key in kept}
+        keys = {key: names.get(key, key) for key in config}
+        renamed = {key for key, own in keys.items() if _renamed(config[key], saved.get(own))}
+        rest = {key: value for key, value in config.items() if key not in renamed}
+        return rest | {keys[key]: saved[keys[key]] for key in sorted(renamed)}
+    return config
+
+
+def _parts_read(config: Config) -> set[str]:
+    """The parts of a config whose entries its class reads in place of keys of its own."""
+    kind = {"model_type": config["model_type"]}
+    own = parsed(kind).to_dict().keys() - PROVENANCE_KEYS
+    parts = set()
+    for key in config.keys() - own - PROVENANCE_KEYS - {*OLDER_ROPE_KEYS}:
+        if isinstance(config[key], dict):
+            numbers = {name: 2 * of for name, of in config[key].items() if type(of) is int}
+            read, other = (
+                parsed({**config, key: part}).to_dict() for part in (config[key], numbers)
+            )
+            parts |= {key} if any(read.get(name) != other.get(name) for name in own) else set()
+    return parts
+
+
+def _renamed(written: Any, read: Any) -> bool:
+    """Whether a class reads a list of words, such as kinds of layers, as other words."""
+    lists = isinstance(written, list) and isinstance(read, list) and len(written) == len(read)
+    return lists and written != read and all(isinstance(word, str) for word in (*written, *read))

@@ -244,7 +244,7 @@ def _check_makeable(output: Path) -> None:
             code = errno.EACCES if parent.is_dir() else errno.ENOTDIR
             raise OSError(code, os.strerror(code), str(parent))
         with suppress(FileNotFoundError):  # any other error means that the name is too long
-            os.lstat(_beside(output))
+            os.lstat(beside(output))
 
 
 def rejected_name(output: Path) -> Path:
@@ -294,7 +294,7 @@ def writing(output: Path) -> Iterator[None]:
 # A run
 
 
-def _beside(path: Path, kind: str = PARTIAL) -> Path:
+def beside(path: Path, kind: str = PARTIAL) -> Path:
     """A new name next to a path: ``kind`` is ``partial`` or ``earlier``."""
     return path.with_name(f"{path.name}.{kind}-{secrets.token_hex(4)}")
 
@@ -307,30 +307,6 @@ def report_left(path: Path) -> None:
             _log.warning(LEFT, plain(str(path.parent / left)))
 
 
-def write_whole(path: Path, text: str, *, new: bool = False) -> None:
-    """Write a file as a whole, or not at all.
-
-    Args:
-        path: path of the file; an existing file is replaced.
-        text: contents of the file; names that are not valid Unicode are escaped.
-        new: whether the path must be free.
-
-    Raises:
-        InputError: the file cannot be written, or exists; the message names it.
-    """
-    partial = _beside(path)
-    try:
-        with writing(path):
-            partial.write_bytes(text.encode("utf-8", "backslashreplace"))
-            flush(partial)
-            (move if new else os.replace)(partial, path)
-            flush(path.parent)
-    finally:
-        with suppress(OSError):
-            partial.unlink()
-        report_left(path)
-
-
 class Staging:
     """The folder of an output that is being written.
 
@@ -340,7 +316,7 @@ class Staging:
     """
 
     def __init__(self, output: Path, replaceable: Mapping[Path, Contents]) -> None:
-        self.folder, self._earlier = _beside(output), _beside(output, EARLIER)
+        self.folder, self._earlier = beside(output), beside(output, EARLIER)
         self._output, self._replaceable = output, replaceable
         self._identity: Identity | None = None
         self._final: Path | None = None

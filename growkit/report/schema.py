@@ -1,6 +1,6 @@
 """JSON Schema of growkit's JSON output, generated from the result classes.
 
-python -m growkit.results.schema > docs/reference/results.schema.json
+python -m growkit.report.schema > docs/reference/results.schema.json
 """
 
 import inspect
