@@ -117,7 +117,7 @@ def find(model: Path | str, *, weights: bool = True) -> Source:
         InputError: the address is malformed, or the model cannot be fetched. For a path, opening
             the model reports errors.
     """
-    elsewhere = (extra.find(model, weights) for extra in _extras("addresses"))
+    elsewhere = (extra.find_at_address(model, weights) for extra in _extras("addresses"))
     return next(filter(None, elsewhere), None) or Source(str(Path(model)), Path(model))
 
 

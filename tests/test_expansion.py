@@ -25,7 +25,7 @@ from growkit.algebra.growth_law import grow_slice, undo
 from growkit.algebra.splits import Shares
 from growkit.base.axes import Pattern, Role
 from growkit.base.tensors import cut
-from growkit.extras.optimizer.copies import copies_in
+from growkit.extras.optimizer.checks.trainability import copies_in
 from tests.files import listed
 from tests.models import seeded
 

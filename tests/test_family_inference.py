@@ -21,6 +21,7 @@ from growkit.base.errors import InputError, PlaceError
 from growkit.engine.recipe_planning import change
 from growkit.engine.user_family import described_family
 from growkit.extras.depth import relayering
+from growkit.extras.depth.growth import layer_types
 from growkit.extras.family_inference import inferring
 from growkit.extras.family_inference.classes import ModelClass, as_in_files
 from growkit.extras.family_inference.inferring import InferredFamily, SmallModel, try_growth
@@ -378,7 +379,8 @@ def test_windows_go_along_with_their_layers(
     assert difference(source, tmp_path / "out", 1e-7) is None
     # The control: the proof sees it where a plan leaves it to the class.
     monkeypatch.setattr(relayering, "added_lists", lambda *_: {})
-    monkeypatch.setattr(relayering, "derived_lists", lambda *_: {})
+    for module in (relayering, layer_types):
+        monkeypatch.setattr(module, "derived_lists", lambda *_: {})
     made = growkit.grow(source, tmp_path / "other", **deeper)
     assert made["kept"] is False
     assert "self_attn.layer_type is not what growkit" in made["verification"]["reason"]

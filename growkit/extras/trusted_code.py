@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError, foreign
-from growkit.engine.user_code import TRUSTED, own_code
 from growkit.model.checkpoint.folder import Folder
+from growkit.proof.files import TRUSTED, own_code
 
 CLASSES = ("AutoConfig", "AutoModelForCausalLM")
 """The classes that ``auto_map`` in a config must name."""

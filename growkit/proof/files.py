@@ -19,7 +19,6 @@ from growkit.base.names import listed
 from growkit.base.tensors import FLOAT_BYTES, TORCH_NAMES, Config, main_dtype
 from growkit.engine.loader import loading
 from growkit.engine.transformers_class import PROVENANCE_KEYS, aliases, parsed, resolved
-from growkit.engine.user_code import is_trusted, own_code
 from growkit.engine.written_config import config_to_write
 from growkit.model.checkpoint.folder import (
     GENERATION,
@@ -70,6 +69,9 @@ INERT = (*LICENCES, ".gitattributes")
 UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
 
 UNCHANGED = "the files next to the weights are as they should be"
+
+TRUSTED: dict[str, dict[str, bytes]] = {}
+"""Code of folders that a user trusts, by the name of the model class that came from it."""
 
 MAX_LETTERS = 60
 """Limit for the length of a value in a sentence."""
@@ -481,6 +483,16 @@ def foreign_code(folder: Folder) -> list[str]:
     named_first = sorted(code, key=lambda name: name.removesuffix(".py") not in text)
     # Code that growkit does not write comes first, and within it the code that is referred to.
     return [*named, *sorted(named_first, key=lambda name: code[name] == own.get(name))]
+
+
+def is_trusted(opened: Folder, model: str) -> bool:
+    """Whether a model class came from the same code as a folder has."""
+    return model in TRUSTED and TRUSTED[model] == own_code(opened)
+
+
+def own_code(folder: Folder) -> dict[str, bytes]:
+    """The code in a folder, by file name."""
+    return {name: folder.bytes(name) for name in folder.code()}
 
 
 def growkits_code(config: Config) -> dict[str, bytes]:

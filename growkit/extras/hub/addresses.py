@@ -59,7 +59,7 @@ NOT_FOUND = (
 """Sentence for any other error."""
 
 
-def find(model: Path | str, weights: bool) -> Source | None:
+def find_at_address(model: Path | str, weights: bool) -> Source | None:
     """Find a model on the Hub and fetch it; None for a path. See ``growkit.sources.find``."""
     address = address_of(model)
     if address is None:

@@ -29,7 +29,7 @@ from growkit.model.checkpoint.publishing import MANIFEST, read_manifest
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.planning.manifest import changed_since
 from growkit.proof.fingerprint import Question, computed_in, distance, fingerprint, question, widest
-from growkit.proof.vocabularies import check_vocabulary
+from growkit.proof.pair import check_vocabulary
 from growkit.results.proof_result import Fingerprint
 
 OTHER = "give the folder that it was loaded from"

@@ -14,15 +14,17 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from growkit.algebra.expansion import IndexMap
+from growkit.algebra.expansion import NOTHING, IndexMap
+from growkit.algebra.growth_law import take
+from growkit.base.axes import Role
 from growkit.base.errors import InputError, foreign, reason
+from growkit.base.lazy import np
 from growkit.base.limits import within_each
 from growkit.base.tensors import AT_ONCE
 from growkit.engine.device import CPU, device_name
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
 from growkit.extras.composed_transforms import Subtensor
-from growkit.extras.optimizer.copies import copies_in, zeros_in
 from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
 from growkit.extras.optimizer.results.trainability_section import CopyDistance, TrainabilitySection
 from growkit.extras.optimizer.stored_gradients import Named, StoredGradients
@@ -374,3 +376,43 @@ def _rank_gain(copies: list[Tensor]) -> float | None:
         return float(torch.exp(torch.special.entr(values / values.sum().clamp_min(TINY)).sum()))
 
     return effective_rank(torch.cat(copies)) - effective_rank(torch.stack(copies).mean(0))
+
+
+def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]]:
+    """Yield the copies in a tensor of the target's shape, such as a weight or its gradient.
+
+    Only written dimensions have copies; read dimensions have parts.
+
+    Args:
+        tensor: a tensor of the target's shape.
+        maps: the index map of every dimension.
+
+    Yields:
+        For every number of copies, one tensor per copy, all of shape [source coordinates with that
+        number of copies, product of the other dimensions].
+    """
+    for position, mapped in enumerate(maps):
+        if mapped.role is Role.WRITTEN:
+            rows = tensor.movedim(position, 0)
+            for group in mapped.groups:
+                if len(group.targets) > 1:
+                    yield [take(rows, 0, copy).reshape(len(copy), -1) for copy in group.targets]
+
+
+def zeros_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[tuple[IndexMap, Tensor]]:
+    """Yield the values at written coordinates that copy nothing and therefore start as zeros.
+
+    Zeros in read dimensions are left out, since their inputs are always zero.
+
+    Args:
+        tensor: see ``copies_in``.
+        maps: the index map of every dimension.
+
+    Yields:
+        The map of every dimension with such coordinates, and the values as [coordinates, product
+        of the other dimensions].
+    """
+    for position, mapped in enumerate(maps):
+        places = np.flatnonzero(mapped.source == NOTHING)
+        if mapped.role is Role.WRITTEN and len(places):
+            yield mapped, take(tensor.movedim(position, 0), 0, places).reshape(len(places), -1)
