@@ -164,12 +164,6 @@ def language_model_inside(checkpoint: Checkpoint) -> Checkpoint | None:
     return next(filter(None, views), None)
 
 
-def _config_inside(whole: Config, folder: Path) -> Config | None:
-    """The config of the language model inside a multimodal one; None if there is none."""
-    configs = (extra.config_inside(whole, folder) for extra in _extras("language_models"))
-    return next(filter(None, configs), None)
-
-
 def _with_current_keys(config: Config) -> Config:
     """A config that growkit does not describe, with the keys that its class has today."""
     for extra in _extras("descriptions"):
@@ -198,7 +192,8 @@ def family_for(source: Source, description: Mapping[str, Any] | None) -> Family 
         return described_family(description)
     where = str(source.folder / "config.json")
     config, _ = _dense_config(config, where)
-    config = _config_inside(config, source.folder) or _with_current_keys(config)
+    inner = (extra.config_inside(config, source.folder) for extra in _extras("language_models"))
+    config = next(filter(None, inner), {}) or _with_current_keys(config)
     if known_family(config):
         return None
     for extra in _extras("families"):

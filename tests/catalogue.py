@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING
 import growkit
 from growkit.base.names import NOTHING
 from growkit.cli.catalogue import TIED, catalogue, example, table
-from growkit.extras.inspection.results.abilities_result import Abilities, Answer
+from growkit.extras.inspection.results.inspection_result import Abilities, Answer
 from growkit.model.families.family import family_of
 from tests.families import CONFIGS
 from tests.models import relative_error, save_random, seeded

@@ -206,7 +206,7 @@ def test_results_are_printed_as_by_the_command(
     assert f"promise: {grown.promise}" in printed
     assert grown.verification.reason[:60] in printed
     seen = growkit.inspect(place / "source")
-    assert wrong(as_json(seen), SCHEMA["anyOf"][6]) == []
+    assert wrong(as_json(seen), SCHEMA["anyOf"][5]) == []
     seen.family = "\x1b[31mred"
     growkit.show(seen)
     printed = capsys.readouterr().out
@@ -304,7 +304,7 @@ def test_results_keep_to_it(source: Path, verdict: dict[str, Any], tmp_path: Pat
 
 
 def test_what_other_commands_print_keeps_to_it(source: Path, make: Make, tmp_path: Path) -> None:
-    story, checked, _, listed, inspected, ahead = SCHEMA["anyOf"][2:8]
+    story, checked, _, inspected, listed, ahead = SCHEMA["anyOf"][2:8]
     assert wrong(as_json(growkit.inspect(make("llama"))), inspected) == []
     growth = growkit.grow(source, tmp_path / "out", ffn="x2", verify=False)
     told = Story(growth=growth, opening="a", before="b", after="b", kept_in=None)

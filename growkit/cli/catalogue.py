@@ -7,7 +7,7 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.extras.inspection.inspecting import FACTORS, growths, planned_answer
-from growkit.extras.inspection.results.abilities_result import Abilities, Answer
+from growkit.extras.inspection.results.inspection_result import Abilities, Answer
 from growkit.model.families.family import Family, families
 from growkit.model.families.family_yaml import TIED
 from growkit.model.model import Headers

@@ -45,21 +45,20 @@ def described_family(description: Mapping[str, Any] | None, inferred: str = "") 
     for extra in of_extras("descriptions"):
         plain = import_module(extra).checked(plain, description)
     return replace(
-        plain, class_lists=class_lists, description=description, inferred=inferred or None
+        plain,
+        class_lists=lambda config: _class_lists(json.dumps(config)),
+        description=description,
+        inferred=inferred or None,
     )
 
 
 @lru_cache
 def _class_lists(config: str) -> Mapping[str, list[Any]]:
+    """The lists that a class adds to a config, in JSON; see ``Family.class_lists``."""
     with suppress(Exception), quiet():  # a config that its class refuses has no lists
         lists = parsed(json.loads(config)).to_dict().items()
         return {key: value for key, value in lists if isinstance(value, list)}
     return {}
-
-
-def class_lists(config: Config) -> Mapping[str, list[Any]]:
-    """The lists that a class adds to a config; see ``Family.class_lists``."""
-    return _class_lists(json.dumps(config))
 
 
 def shown_by_tensors(key: str, first: Config, second: Config) -> bool:

@@ -6,6 +6,7 @@ To measure inputs and costs on real text, the model runs one layer at a time fro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from growkit.base.progress import current
 from growkit.base.settings import Settings
 from growkit.base.tensors import main_dtype, total_bytes
 from growkit.model.model import Model
+from growkit.results.growth_result import RankTried
 
 if TYPE_CHECKING:
     from growkit.engine.layerwise import Layerwise
@@ -116,6 +118,42 @@ def smallest_rank(
         above = min(kept)
         below = max((rank for rank in tried if rank < above), default=0)
     return above, dict(sorted(tried.items()))
+
+
+def search_ranks(
+    largest: int,
+    tolerance: float,
+    ways_of: Callable[[int], Sequence[Way]],
+    costs: Callable[[Sequence[Way]], Mapping[Way, float]],
+) -> tuple[Way, list[RankTried]]:
+    """Find the cheapest way of the smallest rank that keeps a tolerance; see ``smallest_rank``.
+
+    Args:
+        largest: the largest useful rank.
+        tolerance: the largest accepted cost, in nats per token.
+        ways_of: the ways that a rank has, if any.
+        costs: measures the cost of ways, in nats per token.
+
+    Returns:
+        The way, and the cost of every rank that was tried.
+
+    Raises:
+        InputError: no rank keeps the tolerance.
+    """
+    ways: dict[int, Sequence[Way]] = {}
+    tried: dict[Way, float] = {}
+
+    def costs_by_rank(ranks: Sequence[int]) -> Mapping[int, float]:
+        ways.update((rank, ways_of(rank)) for rank in ranks)
+        tried.update(costs([way for rank in ranks for way in ways[rank]]))
+        return {rank: min((tried[way] for way in ways[rank]), default=math.inf) for rank in ranks}
+
+    best, by_rank = smallest_rank(largest, costs_by_rank, tolerance)
+    return min(ways[best], key=tried.__getitem__), [
+        RankTried(layer=None, rank=rank, kl_nats_per_token=cost, energy=None, chosen=rank == best)
+        for rank, cost in by_rank.items()
+        if ways[rank]
+    ]
 
 
 def costs_of(

@@ -51,11 +51,7 @@ def drawn_uniformly(key: str, info: TensorInfo) -> Transform:
 
 
 def _computed(values: Callable[[], Tensor], info: TensorInfo, why: str) -> Transform:
-    return Computed((), why, partial(_rounded, values, info), dtype=info.dtype)
-
-
-def _rounded(values: Callable[[], Tensor], info: TensorInfo) -> Tensor:
-    return values().to(info.torch_dtype)
+    return Computed((), why, lambda: values().to(info.torch_dtype), dtype=info.dtype)
 
 
 def _uniform(key: str, shape: tuple[int, ...]) -> Tensor:

@@ -163,14 +163,9 @@ def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:
     groups: dict[tuple[object, ...], list[str]] = {}
     of_kind: dict[str, set[tuple[object, ...]]] = {}
     kinds = {name: INDEX.sub("*", name) for name in law.updates}
-    for name, of_tensor in law.updates.items():
-        key = (
-            of_tensor.n_in,
-            of_tensor.factor,
-            of_tensor.new,
-            of_tensor.together,
-            *sorted(set(of_tensor.n_out.flat)),
-        )
+    for name, update in law.updates.items():
+        shares = sorted(set(update.n_out.flat))
+        key = update.n_in, update.factor, update.new, update.together, *shares
         groups.setdefault(key, []).append(name)
         of_kind.setdefault(kinds[name], set()).add(key)
     listed = []

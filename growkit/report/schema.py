@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import sys
+from itertools import chain
 from types import NoneType
 from typing import Any, get_args, get_origin
 
@@ -17,7 +18,7 @@ from growkit.results import proof_result as proof
 
 PRINTED = (
     *(operation.GrowResult, proof.VerifyResult, operation.Story),
-    *registered("results", "PRINTED").values(),
+    *chain.from_iterable(registered("results", "PRINTED").values()),
 )
 """Results that commands print, those of extras last."""
 
@@ -32,7 +33,7 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Results of growkit",
         "description": "grow, convert and run print the first, verify and --report the second, "
-        "demo the third, check the fourth, inspect --infer the fifth, families the sixth, inspect "
+        "demo the third, check the fourth, inspect --infer the fifth, inspect the sixth, families "
         "the seventh, plan the eighth, probe the ninth, verify with --logits alone the tenth.",
         "anyOf": [_schema(declared, definitions) for declared in PRINTED],
         "$defs": dict(sorted(definitions.items())),

@@ -231,38 +231,23 @@ def _changes_shapes(key: str, config: Config, digest: str | None, partners: Iter
     """Whether another value of a key changes the tensors or their shapes.
 
     Args:
-        key: see ``_variations``.
-        config: see ``_variations``.
-        digest: see ``tensors_digest``, of this config.
-        partners: see ``_variations``.
-    """
-    others, with_partners = _variations(config, key, partners)
-    if others and tensors_digest(others[0]) is None:  # the class compares it with other keys
-        others += with_partners
-    return any(tensors_digest(other) not in (None, digest) for other in others)
-
-
-def _variations(
-    config: Config, key: str, partners: Iterable[str]
-) -> tuple[list[Config], list[Config]]:
-    """The config with other values of a size, and with twice the size and other partners.
-
-    Args:
+        key: of a size, or of a ratio of sizes.
         config: complete config of a model.
-        key: of a size, or of a ratio of sizes; without a whole number, there are no variations.
+        digest: see ``tensors_digest``, of this config.
         partners: keys that a class may want to change with it.
     """
     value = value_at(config, key)
     if not isinstance(value, int):
-        return [], []
-    alone = [with_value(config, key, other) for other in (2 * value, value + 1, value - 1, 1)]
-    sizes = {partner: value_at(config, partner) or 0 for partner in partners}
-    together = [
-        with_value(alone[0], partner, other)
-        for partner, size in sizes.items()
-        for other in (2 * size, size // 2)
-    ]
-    return alone, together
+        return False
+    others = [with_value(config, key, other) for other in (2 * value, value + 1, value - 1, 1)]
+    if tensors_digest(others[0]) is None:  # the class compares it with other keys
+        sizes = {partner: value_at(config, partner) or 0 for partner in partners}
+        others += [
+            with_value(others[0], partner, other)
+            for partner, size in sizes.items()
+            for other in (2 * size, size // 2)
+        ]
+    return any(tensors_digest(other) not in (None, digest) for other in others)
 
 
 def _grown_axes() -> set[str]:

@@ -14,9 +14,8 @@ from growkit.base.errors import InputError
 from growkit.base.lazy import usual_torch
 from growkit.base.options import Value
 from growkit.engine import recipe_planning
-from growkit.extras.inspection.results.abilities_result import Answer
-from growkit.extras.inspection.results.inspection_result import Inspection, Possible
-from growkit.extras.source_headers import source_headers
+from growkit.extras.inspection.results.inspection_result import Answer, Inspection, Possible
+from growkit.extras.shrinking.reductions.undo import source_headers
 from growkit.model.checkpoint.reading import Checkpoint
 from growkit.model.checkpoint.scratch import report_faults
 from growkit.model.families.family import family_of

@@ -6,7 +6,7 @@ from pathlib import Path
 from growkit.base import tensors
 from growkit.base.lazy import usual_torch
 from growkit.engine import recipe_planning
-from growkit.extras.inspection.results.plan_result import LargePlan
+from growkit.extras.inspection.results.inspection_result import LargePlan
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.reading import View
 from growkit.model.checkpoint.scratch import report_faults

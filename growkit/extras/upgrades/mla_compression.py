@@ -38,7 +38,7 @@ from growkit.extras.calibration import (
     Replacement,
     costs_of,
     moment_of,
-    smallest_rank,
+    search_ranks,
     windows_of,
 )
 from growkit.model.model import Model
@@ -411,7 +411,8 @@ class LatentSearch:
         if auto and "pairs" in options:
             raise InputError("pairs need a rank; leave them out, or give the rank in place of auto")
         if auto:
-            return self._within(float(options["tolerance"]))
+            largest = 2 * self._full + self._constants - 1
+            return search_ranks(largest, float(options["tolerance"]), self._ways, self._costs)
         return self._with_rank(int(options["rank"])), []
 
     def _with_rank(self, rank: int) -> LatentWay:
@@ -434,34 +435,6 @@ class LatentSearch:
             return LatentWay(rank, pairs, latent)
         ways = self._ways(rank)
         return min(ways, key=self._costs(ways).__getitem__) if len(ways) > 1 else ways[0]
-
-    def _within(self, tolerance: float) -> tuple[LatentWay, list[RankTried]]:
-        tried: dict[LatentWay, float] = {}
-
-        def cheapest(rank: int) -> LatentWay | None:
-            ways = [way for way in tried if way.rank == rank]
-            return min(ways, key=tried.__getitem__, default=None)
-
-        def costs(ranks: Sequence[int]) -> Mapping[int, float]:
-            tried.update(self._costs([way for rank in ranks for way in self._ways(rank)]))
-            best = {rank: cheapest(rank) for rank in ranks}
-            return {rank: float("inf") if way is None else tried[way] for rank, way in best.items()}
-
-        largest = 2 * self._full + self._constants - 1
-        best, _ = smallest_rank(largest, costs, tolerance)
-        way = cheapest(best)
-        assert way is not None
-        ranks = sorted({way.rank for way in tried})
-        return way, [
-            RankTried(
-                layer=None,
-                rank=rank,
-                kl_nats_per_token=min(cost for way, cost in tried.items() if way.rank == rank),
-                energy=None,
-                chosen=rank == best,
-            )
-            for rank in ranks
-        ]
 
     @cached_property
     def _order(self) -> list[int]:

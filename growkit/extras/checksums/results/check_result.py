@@ -47,4 +47,4 @@ class CheckResult(Result):
     differences: list[Difference]
 
 
-PRINTED = CheckResult
+PRINTED = (CheckResult,)

@@ -26,6 +26,7 @@ from growkit.extras.calibration import (
     Calibration,
     Replacement,
     costs_of,
+    search_ranks,
     smallest_rank,
     windows_of,
 )
@@ -293,21 +294,15 @@ class Search:
         return min(ways, key=self._costs(ways).__getitem__) if len(ways) > 1 else ways[0]
 
     def _within_tolerance(self, tolerance: float) -> tuple[Way, list[RankTried]]:
-        tried: dict[Way, float] = {}
+        def ways_of(rank: int) -> list[Way]:
+            return [Way((rank,) * self.layers, shrinkage) for shrinkage in self._shrinkages]
 
-        def cheapest(rank: int) -> Way:
-            return min((way for way in tried if way.ranks[0] == rank), key=tried.__getitem__)
+        def costs(ways: Sequence[Way]) -> dict[Way, float]:
+            # One shrinkage after the other, to limit the hidden states in memory.
+            alike = ([way for way in ways if way.shrinkage == of] for of in self._shrinkages)
+            return {way: cost for part in alike for way, cost in self._costs(part).items()}
 
-        def costs(ranks: Sequence[int]) -> Mapping[int, float]:
-            for shrinkage in self._shrinkages:  # one by one, to limit the hidden states in memory
-                tried.update(self._costs([Way((r,) * self.layers, shrinkage) for r in ranks]))
-            return {rank: tried[cheapest(rank)] for rank in ranks}
-
-        best, kl_by_rank = smallest_rank(self._full_rank, costs, tolerance)
-        return cheapest(best), [
-            RankTried(layer=None, rank=n, kl_nats_per_token=kl, energy=None, chosen=n == best)
-            for n, kl in kl_by_rank.items()
-        ]
+        return search_ranks(self._full_rank, tolerance, ways_of, costs)
 
     def _costs(self, ways: Sequence[Way]) -> Mapping[Way, float]:
         """The cost of ways, see ``growkit.extras.calibration.costs_of``."""

@@ -56,4 +56,4 @@ class Inference(Result):
     yaml: str
 
 
-PRINTED = Inference
+PRINTED = (Inference,)

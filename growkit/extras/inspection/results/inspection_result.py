@@ -1,6 +1,7 @@
-"""The result of inspecting a model, in Python and as ``--json``."""
+"""What a model is and allows, and what a recipe costs, in Python and as ``--json``."""
 
 from growkit.results import Result
+from growkit.results.growth_result import Costs, Described
 
 
 class Attention(Result):
@@ -79,4 +80,59 @@ class Inspection(Result):
     inferred: str | None = None
 
 
-PRINTED = Inspection
+class Answer(Result):
+    """Whether a model allows an operation, and with which promise.
+
+    Attributes:
+        operation: a growth method, or the variant or layout of a conversion.
+        options: options of the operation, as on the command line.
+        tied: whether the output head of the model is its embedding; null if the family has no such
+            switch.
+        promise: exact, bounded or different; null if the operation is refused.
+        becomes: family of the output; null if the operation is refused.
+        why: the reason for refusal; null if the operation is allowed.
+        only: required values of config keys that are not sizes.
+    """
+
+    operation: str
+    options: dict[str, str]
+    tied: bool | None
+    promise: str | None
+    becomes: str | None
+    why: str | None
+    only: dict[str, str]
+
+
+class Abilities(Result):
+    """The operations that models of a type allow, as ``growkit families --json`` lists them.
+
+    Attributes:
+        family: name of the family.
+        model_types: the ``model_type``.
+        grow: answers for growth methods: for each size, factors up to the first exact one.
+        convert: answers for conversions.
+    """
+
+    family: str
+    model_types: list[str]
+    grow: list[Answer]
+    convert: list[Answer]
+
+
+class LargePlan(Described, Costs):
+    """Estimated costs of a recipe, as ``growkit plan`` prints them.
+
+    Attributes:
+        bandwidth: limit of reading and writing, in bytes per second; null for no limit.
+        read: bytes of the source's tensors.
+        files: number of weight files.
+        largest_file: bytes of the largest weight file.
+    """
+
+    bandwidth: int | None
+    read: int
+    files: int
+    largest_file: int
+
+
+PRINTED = Inspection, list[Abilities], LargePlan

@@ -160,7 +160,7 @@ class ProbeResult(Result):
     versions: dict[str, str]
 
 
-PRINTED = ProbeResult
+PRINTED = (ProbeResult,)
 
 
 def difference_between(result: Mapping[str, Any], one: str, other: str) -> ProbeDifference | None:

@@ -112,4 +112,4 @@ class EngineResult(Result):
     versions: dict[str, str]
 
 
-PRINTED = EngineResult
+PRINTED = (EngineResult,)

@@ -11,24 +11,23 @@ have been grown.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 from growkit.algebra.update_law import Update
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor
-from growkit.base.tensors import Weights, same_numbers
+from growkit.base.tensors import STORED_NAMES, Weights, same_numbers
 from growkit.base.workers import workers
 from growkit.extras.shrinking.inverse_plan import Inverse, Undone, inverses, sources_of
 from growkit.extras.shrinking.kept_tokens import kept_tokens
-from growkit.extras.source_headers import source_headers
 from growkit.model.checkpoint.folder import Folder
 from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Widened, rounded
-from growkit.model.families.family import Layer
-from growkit.model.model import Model
+from growkit.model.families.family import Family, Layer, family_of
+from growkit.model.model import Headers, Model
 from growkit.planning.manifest import read_record, without_searches
 from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Lineage, Plan, Planned
@@ -229,6 +228,38 @@ def _squares(model: Model, other: Model, name: str) -> tuple[float, float]:
         if not same_numbers(stored, block):
             away += float((stored.double() - block.double()).square().sum())
     return away, size
+
+
+def source_headers(target: Folder, names: Collection[str], described: Family | None) -> Headers:
+    """The headers of the model from which a folder was made, as its manifest records them.
+
+    Args:
+        target: the folder, with a manifest.
+        names: the names of its tensors, which are stored in the form of the source's.
+        described: a family that the manifest describes.
+
+    Raises:
+        InputError: the manifest is damaged, or of a version that does not record them.
+    """
+    file, recorded = target.path / MANIFEST, target.json(MANIFEST).get("source_model")
+    match recorded:
+        case {"config": dict(config), "dtype": str(main), "other_dtypes": dict(others)} if {
+            main,
+            *others.values(),
+        } <= STORED_NAMES.keys():
+            pass
+        case _:
+            raise InputError(
+                f"{file} does not record the config and the dtypes of the source "
+                f"('source_model'); make the folder again with 'growkit run {file}'"
+            )
+    where = f"the model from which {target} was made"
+    family = family_of(config, where, described).as_stored(config, names)
+    headers = Headers(family, config, where)
+    headers.tensors = {
+        name: replace(info, dtype=others.get(name, main)) for name, info in headers.tensors.items()
+    }
+    return headers
 
 
 OPERATION = Undo()
