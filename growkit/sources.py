@@ -107,7 +107,7 @@ def _dense_config(config: Config, where: str) -> tuple[Config, str]:
 
 
 def find(model: Path | str, *, weights: bool = True) -> Source:
-    """Find a model, and fetch it if it is on the Hub.
+    """Find a model, and fetch it if it is at an address.
 
     Args:
         model: a path, or an address, which an extra understands.
