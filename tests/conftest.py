@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole models are saved and generate in the tests marked ``usage`` only: it takes a while."""
-    from growkit.proof import mode_results
+    """Whole models are saved and generate in the tests marked ``usage`` only: it takes a while.
 
-    if "usage" not in request.keywords:
-        monkeypatch.setattr(mode_results, "run_whole_models", lambda *args: iter(()))
+    So do gradients, unless a proof is asked for them.
+    """
+    from growkit.proof import mode_results, verdict
+
+    if "usage" in request.keywords:
+        return
+    every = verdict.checks
+
+    def checks() -> dict[str, Any]:
+        found = dict(every())
+        learning = found["trainability"]
+
+        def run(pair: Any, function: Any) -> Any:
+            return learning.run(pair, function) if pair.settings.trainability else None
+
+        return found | {"trainability": replace(learning, run=run)}
+
+    monkeypatch.setattr(verdict, "checks", checks)
+    monkeypatch.setattr(mode_results, "run_whole_models", lambda *args: iter(()))

@@ -365,6 +365,7 @@ DEEPER = GrowStep("depth", layers="x1.5")
 WIDER = GrowStep("hypercloning", hidden="x2")
 
 
+@pytest.mark.usage
 def test_depth_and_width_and_differences_in_one_recipe(make: Make, tmp_path: Path) -> None:
     """Also copies part in the new layers, if anything parts them; not so when all is kept equal."""
     source = make("llama", num_hidden_layers=2)

@@ -164,7 +164,7 @@ def test_published_sizes_are_described(kind: str) -> None:
 ODD = listed("inference", "odd")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "left out")
 @pytest.mark.parametrize("case", ODD)
 def test_odd_models(case: str, tmp_path: Path) -> None:
     kind, more, growths = ODD[case]
@@ -416,7 +416,7 @@ def a_head_of_its_own_has_a_bias_of_its_own(tmp_path: Path) -> None:
     assert relative_error(source, out) > 1e-6
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "lfm2-new1-old1-growth1")
 @pytest.mark.parametrize(
     ("kind", "new", "old", "growth"), listed("inference", "keys of published configs")
 )

@@ -170,7 +170,7 @@ class TestWhatGrowkitDidNotMake:
 def test_earlier_reports_are_replaced(source: Path, place: Path) -> None:
     copy = shutil.copytree(source, place / "copy")
     pair = ("verify", source, copy, "--prompts", 1, "--length", 8)
-    for file in ("report.html", "report.json"):
+    for file in ("report.html", "report.json", "report.md"):
         for _ in range(2):
             result = cli(*pair, "--report", place / file)
             assert result.exit_code == 0, result.output

@@ -39,6 +39,7 @@ from tests.models import relative_error, save_random, seeded
 from tests.quantised import NAME, cases, quantise
 from tests.test_multimodal import save_whole
 
+QUICK = growkit.Settings(prompts=1, length=8)
 WEIGHTS = "model.safetensors"
 SIZES: dict[str, Any] = listed("quantised", "sizes")
 DEEPSEEK = DeepseekV3Config(**SIZES | listed("quantised", "sizes of DeepSeek-V3"))
@@ -144,13 +145,13 @@ def test_any_part_is_a_part_of_the_whole(source: Path) -> None:
 def test_it_is_grown_and_proved(source: Path, dense: Any, tmp_path: Path) -> None:
     """Against what transformers saves of the dense model; nothing of quantisation is left."""
     dense.save_pretrained(tmp_path / "dense")
-    result = growkit.grow(source, tmp_path / "out", hidden="x2")
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=QUICK)
     assert result["kept"], result["verification"]["reason"]
     assert "quantised with" in result["warnings"][0]
     assert "dequantises the source to the same bits" in result["verification"]["reason"]
     assert "quantiz" not in (tmp_path / "out" / "config.json").read_text()
     assert relative_error(tmp_path / "dense", tmp_path / "out") < 1e-12
-    assert growkit.verify(source, tmp_path / "out")["kept"]
+    assert growkit.verify(source, tmp_path / "out", QUICK)["kept"]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +171,7 @@ def test_a_fault_of_ours_is_caught(
         return rows(self, parts, *rest) * (1 + ("1.mlp.up_proj" in parts.name))
 
     monkeypatch.setattr(Fp8, "rows", wrong)
-    result = growkit.grow(qwen3, tmp_path / "out", hidden="x2")
+    result = growkit.grow(qwen3, tmp_path / "out", hidden="x2", verify=QUICK)
     assert not result["kept"]
     finding = next(f for f in result["verification"].findings if f["kept"] is False)
     assert finding["name"] == "dequantised"
@@ -223,9 +224,9 @@ def test_a_target_in_blocks_is_told_from_one_with_a_fault(fault: str, tmp_path: 
     target = MAKERS["qwen3"](tmp_path / "target")
     with edit_weights(target) as state:
         edit(state)
-    result = growkit.verify(source, target, prompts=1, length=8, max_kl=10.0)
+    result = growkit.verify(source, target, QUICK, max_kl=10.0)
     assert result["kept"] is (fault == "none"), result["reason"]
-    assert told in growkit.verify(source, target, prompts=1, length=8)["reason"]
+    assert told in growkit.verify(source, target, QUICK)["reason"]
 
 
 @pytest.mark.parametrize("case", sorted(cases()))
@@ -302,7 +303,7 @@ def gptq(name: str, tensor: Tensor) -> dict[str, Tensor]:
 def test_what_growkit_alone_reads_is_said(tmp_path: Path) -> None:
     settings = {"quant_method": "gptq", "bits": 4}
     source = save(tmp_path / "source", LlamaConfig(**SIZES), gptq, **settings)
-    result = growkit.grow(source, tmp_path / "out", hidden="x2", heads="x2")
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", heads="x2", verify=QUICK)
     assert result["kept"], result["verification"]["reason"]
     assert "only growkit dequantised the source" in result["verification"]["reason"]
     checkpoint = find(source).open()
@@ -373,7 +374,7 @@ def test_a_language_model_inside_another(settings: str, tmp_path: Path) -> None:
     ours = find(source).open()
     for name, parameter in theirs.model.language_model.named_parameters():
         assert ours.read(f"model.{name}").equal(parameter), name
-    result = growkit.grow(source, tmp_path / "out", hidden="x2")
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=QUICK)
     assert result["kept"]
     assert "only its language model" in result["warnings"][0]
     assert "quantised with FP8" in result["warnings"][1]
@@ -383,7 +384,7 @@ def test_a_language_model_inside_another(settings: str, tmp_path: Path) -> None:
 
 def test_its_family_may_be_inferred(tmp_path: Path) -> None:
     source = quantise(save_random(tmp_path / "source", ArceeConfig(**SIZES), dtype=torch.bfloat16))
-    result = growkit.grow(source, tmp_path / "out", ffn="x2")
+    result = growkit.grow(source, tmp_path / "out", ffn="x2", verify=QUICK)
     assert result["kept"], result["verification"]["reason"]
 
 
@@ -396,7 +397,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
         others = {"mtp.norm.weight", "model.mtp_emb_norm.0.weight"}  # of Qwen, and of ERNIE
         tensors |= {name: torch.ones(64) for name in others}
     edit_config(source, num_nextn_predict_layers=1)
-    result = growkit.grow(source, tmp_path / "out", hidden="x2")
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=QUICK)
     assert result["kept"], result["verification"]["reason"]
     assert "to the same bits" in result["verification"]["reason"]
     assert {name for name in result["dropped"] if ".layers.2." not in name} == others
@@ -423,6 +424,6 @@ def test_blocks_at_the_edge_are_cut_off(tmp_path: Path) -> None:
     with edit_json(source / "config.json") as config:
         config["quantization_config"]["weight_block_size"] = [block, block]
     assert find(source).open().read(name).equal(expected)
-    result = growkit.grow(source, tmp_path / "out", ffn="x2")
+    result = growkit.grow(source, tmp_path / "out", ffn="x2", verify=QUICK)
     assert result["kept"], result["verification"]["reason"]
     assert "transformers does not cut blocks off" in result["verification"]["reason"]

@@ -197,7 +197,8 @@ def test_zeros_that_round_are_bounded(
     plan = growkit.grow(source, out, hidden=72, promise="bounded", dry_run=True)
     assert plan["promise"] == "bounded"
     assert str(plan["lost"]).startswith("one rounding of every element of 5 tensors")
-    result = growkit.grow(source, out, hidden=72, promise="bounded", verify=QUICK)
+    learns = growkit.Settings(prompts=1, length=12, trainability=True)
+    result = growkit.grow(source, out, hidden=72, promise="bounded", verify=learns)
     found = result["verification"]
     assert (result["promise"], result["kept"]) == ("bounded", True)
     assert found.sections.weights.recovered

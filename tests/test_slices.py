@@ -254,7 +254,8 @@ def test_a_proof_reads_large_matrices_in_parts(
     source = make("llama", tie_word_embeddings=tied, vocab_size=99)
     growkit.grow(source, tmp_path / "out", hidden="x2", verify=None)
     reads.clear()
-    result = growkit.verify(source, tmp_path / "out", prompts=2, length=12, device="cpu")
+    asked: Any = {"prompts": 2, "length": 12, "device": "cpu", "trainability": True}
+    result = growkit.verify(source, tmp_path / "out", **asked)
     assert result["kept"]
     assert result.sections.logits.negative_control_caught
     assert result.sections.trainability.trainable
