@@ -532,6 +532,18 @@ def test_a_checkpoint_of_megatron_core_is_its_source(tmp_path: Path, kind: str) 
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_bias_that_balances_experts_in_torchtitan_must_be_zero(tmp_path: Path) -> None:
+    """transformers' Qwen3-MoE has none, and torchtitan's own conversion drops it."""
+    source, own = save_source(tmp_path / "source", "qwen3_moe"), FILES / "qwen3_moe.torchtitan"
+    shutil.copytree(own, tmp_path / "out", ignore=shutil.ignore_patterns("*.distcp", ".metadata"))
+    state = of_distributed(own)[1]
+    state["layers.1.moe.expert_bias_E"][2] = 0.5
+    dcp.save(state, checkpoint_id=tmp_path / "out", no_dist=True)
+    with pytest.raises(InputError, match=r"layers.1.moe.expert_bias_E .* is not zero"):
+        growkit.verify(source, tmp_path / "out", QUICK)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_layers_that_differ_have_names_of_their_own_in_megatron_core(tmp_path: Path) -> None:
     source = save_model(
         tmp_path / "source", "qwen3_moe", mlp_only_layers=[0], num_experts=2, num_experts_per_tok=1

@@ -229,7 +229,11 @@ def test_another_form_of_log_probabilities_is_named(tmp_path: Path, told: str) -
 
 NOT_AS_SAID: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [
     ("float32", lambda logits: logits / 0.7, "multiplies logits by 1.429, as a temperature of 0.7"),
-    ("bfloat16", lambda logits: logits, "computes in bfloat16, not in float32 as its file says"),
+    (
+        "bfloat16",
+        lambda logits: logits,
+        "rounds as bfloat16 does, not as float32, the dtype in its file",
+    ),
     (
         "float32",
         lambda logits: logits + 1e-4 * (torch.arange(logits.numel()) * 12.9).sin().view_as(logits),

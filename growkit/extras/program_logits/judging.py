@@ -203,7 +203,7 @@ def _narrower(engine: Engine, errors: dict[Guess, Errors]) -> list[Guess]:
             return [nearest]
         if not of_dtype.explains(base):
             continue
-        phrase = f"computes in {dtype}, not in {said} as its file says"
+        phrase = f"rounds as {dtype} does, not as {said}, the dtype in its file"
         if base.mean * ENGINE_MARGIN <= of_dtype.own.mean:
             phrase = f"rounds more than {said} does, as with a cache in {dtype} or TF32"
         guess = Guess(phrase, f"run it in {said}, or write {dtype} as dtype into the file")
