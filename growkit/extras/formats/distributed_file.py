@@ -34,9 +34,6 @@ from growkit.model.checkpoint.weight_file import (
 )
 from growkit.model.checkpoint.writing import Shard, divide
 
-MAX_BYTES = 1 << 25
-"""Limit for the size of a list: a hundred thousand parts take half of it."""
-
 MAX_CUT = 6
 """Limit for the number of dimensions in which a tensor is cut into parts."""
 
@@ -197,7 +194,7 @@ def read_list(folder: Folder) -> dict[str, Listed]:
     Raises:
         InputError: the list is damaged, or a part of an entry is missing.
     """
-    content = folder.bytes(LIST, MAX_BYTES)
+    content = folder.bytes(LIST)
     stored: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
     with explain_entry(folder, LIST):
         # Python's own implementation has no table that a number in the file makes large.

@@ -255,7 +255,7 @@ class Folder:
             yield stream
 
     def bytes(self, name: str, limit: int = MAX_BYTES) -> bytes:
-        """Read a file of at most ``most`` bytes.
+        """Read a file of at most ``limit`` bytes.
 
         Raises:
             InputError: see ``require``; or the file is larger, or cannot be read.

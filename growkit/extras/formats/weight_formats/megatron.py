@@ -19,7 +19,6 @@ from growkit.base.tensors import Config, TensorInfo
 from growkit.base.torch_internals import storage_info
 from growkit.extras.formats.distributed_file import (
     LIST,
-    MAX_BYTES,
     VALUES,
     distributed_shards,
     list_of,
@@ -84,7 +83,7 @@ class Megatron(LaidOut, Distributed):
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""
         files = super().files(folder)
-        return files if files and MARK in folder.bytes(LIST, MAX_BYTES) else {}
+        return files if files and MARK in folder.bytes(LIST) else {}
 
     def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
         """See ``Format``; layers that are alike are listed as parts of one tensor."""

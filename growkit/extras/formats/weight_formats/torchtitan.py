@@ -11,7 +11,7 @@ from torch import Tensor
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, TensorInfo, Weights, cut
-from growkit.extras.formats.distributed_file import LIST, MAX_BYTES
+from growkit.extras.formats.distributed_file import LIST
 from growkit.extras.formats.layout import Held, LaidOut
 from growkit.extras.formats.weight_formats.meta import FORMAT as META
 from growkit.extras.formats.weight_formats.meta import NAMES as OF_META
@@ -54,7 +54,7 @@ class Torchtitan(LaidOut, Distributed):
     def files(self, folder: Folder) -> Mapping[str, Sequence[str]]:
         """See ``Format``."""
         files = super().files(folder)
-        return files if files and MARK.search(folder.bytes(LIST, MAX_BYTES)) else {}
+        return files if files and MARK.search(folder.bytes(LIST)) else {}
 
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
