@@ -85,8 +85,13 @@ def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def random_weights(model: nn.Module) -> nn.Module:
-    """Fill a model with random weights, each of a size that shows."""
+    """Fill a model with random weights, each of a size that shows.
+
+    Buffers vary about their own values: a factor of the residual stream far from 1 in each layer
+    would enlarge rounding until it looks like a fault.
+    """
     generator = torch.Generator().manual_seed(0)
+    buffers = dict(model.named_buffers())
     with torch.no_grad():
         for name, tensor in stored_tensors(model).items():
             if not tensor.is_floating_point():
@@ -94,6 +99,8 @@ def random_weights(model: nn.Module) -> nn.Module:
             noise = torch.randn(tensor.shape, generator=generator)
             if "norm" in name.lower() and tensor.dim() < 2:
                 tensor.copy_(1 + 0.3 * noise)
+            elif tensor.dim() < 2 and name in buffers:
+                tensor.add_(0.3 * noise)
             elif tensor.dim() < 2:
                 tensor.copy_(0.3 * noise)
             else:

@@ -14,8 +14,8 @@ EXPERTS = re.compile(r"(?i)^(moe_)?(num|n)_(routed_|local_)?experts$")
 KV_HEADS = re.compile(r"(?i)kv(_n)?_heads|key_value_heads|multi_query_group_num")
 """Names of keys for the number of key-value heads."""
 
-HEADS = re.compile(r"heads?$")
-"""Names of keys for a number of heads."""
+HEADS = re.compile(r"(?<!d_)(?<!dim_)heads?$")
+"""Names of keys for a number of heads; ``d_head`` and ``dim_head`` are the size of one."""
 
 PERIODS = re.compile(r"(?i)period|interval|freq|pattern|every_n|sparse_step")
 """Names of keys of periods, in which kinds of layers alternate."""
