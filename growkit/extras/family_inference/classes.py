@@ -442,8 +442,10 @@ class ModelClass:
         with suppress(Exception), quiet():
             model = self.model(self.config(changes), "meta")
             small = sum(parameter.numel() for parameter in model.parameters()) <= max_numbers
-            # Some classes cannot save all sizes that they can compute with.
-            return small and self.shapes(changes) is not None and self._runs(changes)
+            # Some classes cannot save all sizes that they can compute with, and a tensor without
+            # numbers shows no axis.
+            shapes = self.shapes(changes) if small else None
+            return shapes is not None and all(map(prod, shapes.values())) and self._runs(changes)
         return False
 
     def _runs(self, changes: Mapping[str, Any]) -> bool:
