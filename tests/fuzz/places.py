@@ -198,8 +198,8 @@ def state(folder: Path | str) -> State:
 
 
 OF_PROGRAMS = ("llama.gguf", "llama.parts", "llama.q4_k_m", "llama.torchtune", "mixtral.litgpt")
-OF_PROGRAMS += ("mixtral.mlx", "mixtral.mlx_blocks")
-WRITTEN = {"meta": "llama", "torchtitan": "qwen3_moe", "megatron": "mixtral"}
+OF_PROGRAMS += ("mixtral.mlx", "mixtral.mlx_blocks", "qwen3_moe.torchtitan")
+WRITTEN = {"meta": "llama", "torchtitan": "llama", "megatron": "mixtral"}
 """Formats that growkit writes, each with the model that is written."""
 LOGITS = "logits"
 READERS = (*OF_PROGRAMS, *WRITTEN, LOGITS)
