@@ -6,10 +6,8 @@ Releases before 0.3.0 have those of Meta's Llama (https://github.com/pytorch/tor
 import re
 from collections.abc import Mapping, Sequence
 
-import torch
-from torch import Tensor
-
 from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo, Weights, cut
 from growkit.extras.formats.distributed_file import LIST
 from growkit.extras.formats.layout import Held, LaidOut
