@@ -66,6 +66,9 @@ def _object(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     others: Any
     properties = {name: _schema(kind, definitions) for name, kind in fields(declared).items()}
     text, others = "", False
+    if declared is operation.GrowResult:
+        for name, kind in registered("results", "GROWTH").items():
+            properties[name.removesuffix("_growth")] = _schema(kind | None, definitions)
     if declared is proof.Sections:  # a check in a file of its own may have any figures
         for name, kind in registered("results", "SECTION").items():
             summary = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:\n")[0]

@@ -1,5 +1,7 @@
 """Results of operations and inspections, in Python and as ``--json``."""
 
+from typing import Any
+
 from growkit.results import Result
 from growkit.results.proof_result import VerifyResult
 
@@ -154,54 +156,6 @@ class PlannedTensor(Result):
     why: str
 
 
-class AdapterResult(Result):
-    """The growth of an adapter of PEFT.
-
-    Attributes:
-        path: the adapter of the source.
-        method: PEFT's name of the method.
-        tensors: number of written tensors.
-        source_parameters: number of parameters of the source's adapter.
-        parameters: number of parameters of the grown adapter.
-        bytes: size of the grown adapter's tensors.
-        updates: training factors of the grown adapter's tensors, by their names in the file.
-    """
-
-    path: str
-    method: str
-    tensors: int
-    source_parameters: int
-    parameters: int
-    bytes: int
-    updates: Updates
-
-
-class OptimizerResult(Result):
-    """The growth of an optimizer's state.
-
-    Attributes:
-        path: the file or folder of the source's state.
-        format: format of the files, read and written alike.
-        moments: the kinds of tensors that grow with the weights.
-        step: the largest step count of any parameter; null if steps are not counted.
-        groups: number of parameter groups; in a dry run, that of the source's state.
-        bytes: size of the state's tensors; approximate in a dry run.
-        reset: parameters that start without moments, with the reason; empty in a dry run.
-        beside: other files of the training run next to the state, with the action for each.
-        assumed: the assumed order of parameters, if the files do not name them; else empty.
-    """
-
-    path: str
-    format: str
-    moments: list[str]
-    step: int | None
-    groups: int
-    bytes: int
-    reset: dict[str, str]
-    beside: dict[str, str]
-    assumed: str
-
-
 class GrowResult(Described):
     """The result of an operation, as ``--json`` prints it.
 
@@ -239,8 +193,8 @@ class GrowResult(Described):
     estimate: Estimate | None = None
     updates: Updates | None = None
     verification: VerifyResult | None = None
-    optimizer: OptimizerResult | None = None
-    adapter: AdapterResult | None = None
+    optimizer: Any = None  # extras describe what grows with a model
+    adapter: Any = None
 
 
 class Story(Result):

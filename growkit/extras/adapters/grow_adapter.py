@@ -31,6 +31,7 @@ from growkit.extras.adapters.adapter_folder import (
 from growkit.extras.adapters.adapter_tensors import AdapterTensors, Assembly, Entry
 from growkit.extras.adapters.attached import attached_to
 from growkit.extras.adapters.modules import Modules, retarget
+from growkit.extras.adapters.results.adapter_growth import AdapterResult
 from growkit.model.checkpoint.folder import ADAPTER, ADAPTER_FOLDER, ADAPTER_WEIGHTS
 from growkit.model.checkpoint.publishing import MANIFEST, write_json
 from growkit.model.checkpoint.reading import Checkpoint, outlined
@@ -38,7 +39,6 @@ from growkit.model.checkpoint.writing import Hashes, shards_of, write_shards
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Kept, Mapped, Slices, Transform
 from growkit.planning.updates import Law, law_of, recorded_law, summary
-from growkit.results.growth_result import AdapterResult
 
 
 class Adapter:

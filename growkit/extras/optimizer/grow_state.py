@@ -34,6 +34,7 @@ from growkit.extras.optimizer.param_groups import (
     ParamGroup,
     class_updates,
 )
+from growkit.extras.optimizer.results.optimizer_growth import OptimizerResult
 from growkit.extras.optimizer.schedule import grown_schedule
 from growkit.extras.optimizer.state import MUON, ORDERS, STEP, State, TargetState, open_state
 from growkit.extras.optimizer.stored_gradients import StoredGradients, Unconverted
@@ -44,7 +45,6 @@ from growkit.planning.own_class import substitute
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Constant
 from growkit.planning.updates import Law
-from growkit.results.growth_result import OptimizerResult
 
 COMPUTED_TENSOR = "there are no moments for a computed tensor"
 

@@ -1,0 +1,1 @@
+"""What results of growths say of adapters."""
