@@ -367,10 +367,12 @@ def test_what_does_not_grow_is_named(case: str, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("what", ["of another model", "with NaN", "of no module", "without A"])
+@pytest.mark.parametrize(
+    "what", ["of another model", "with NaN", "of no module", "without A", "magnitudes alone"]
+)
 def test_bad_adapters_are_refused(what: str, tmp_path: Path) -> None:
     source, out = save_model(tmp_path / "source", "llama"), tmp_path / "out"
-    adapter = save_adapter(source, tmp_path / "adapter", **FEW)
+    adapter = save_adapter(source, tmp_path / "adapter", use_dora="alone" in what, **FEW)
     with edit_weights(adapter, ADAPTER) as tensors:
         first = min(tensors)
         if what == "of another model":
@@ -381,7 +383,10 @@ def test_bad_adapters_are_refused(what: str, tmp_path: Path) -> None:
             tensors[first.replace("layers.0", "layers.7")] = tensors.pop(first)
         else:
             del tensors[first]
-    with pytest.raises(InputError, match=str(adapter / ADAPTER)):
+        if what == "magnitudes alone":
+            del tensors[first.replace("lora_A", "lora_B")]
+    said = "but not its factors" if what == "magnitudes alone" else str(adapter / ADAPTER)
+    with pytest.raises(InputError, match=said):
         growkit.grow(source, out, hidden="x2", adapter=adapter, verify=False)
     assert not out.exists()
 

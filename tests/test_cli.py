@@ -1,7 +1,6 @@
 """The command line: fast to start, quiet on stdout, honest in its exit codes."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,40 +20,36 @@ from tests.commands import cli, refusal
 from tests.files import folder_bytes, listed
 from tests.models import Make
 
-HEAVY = {"torch", "transformers", "numpy", "safetensors"}
+IN_TURN = """
+import json, os, sys
+from growkit.cli.commands import run_app
+for arguments, environment in json.loads(sys.argv[1]):
+    sys.argv, os.environ = ["growkit", *arguments], os.environ | environment
+    try:
+        run_app()
+    except SystemExit as end:
+        assert not end.code, arguments
+    print(*sys.modules, file=sys.stderr)
+"""
+"""Commands in one process, which says after each what has been imported so far."""
 
 
-def imported_by(*arguments: str, **environment: str) -> set[str]:
-    """The modules that a command has imported when it ends."""
-    code = (
-        "import sys, atexit\n"
-        "atexit.register(lambda: print('\\n'.join(sys.modules), file=sys.stderr))\n"
-        f"sys.argv = ['growkit', *{list(arguments)!r}]\n"
-        "from growkit.cli.commands import run_app\n"
-        "run_app()\n"
-    )
-    given = {"env": os.environ | environment, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", code], **given)
+def test_commands_import_nothing_that_they_do_not_need(make: Make, tmp_path: Path) -> None:
+    """Help also on a terminal of no width, which is one of unknown width."""
+    source, out, completing = str(make("llama")), str(tmp_path / "out"), "growkit convert a b --to "
+    light = [(["--version"], {}), (["grow", "--help"], {"COLUMNS": "0"}), (["recipes", "list"], {})]
+    light += [([], asked(completing)), (["families"], {"_GROWKIT_COMPLETE": ""})]
+    headers = [["families", "llama", "--json"], ["inspect", source]]
+    headers += [["grow", source, out, "--hidden", "x2", "--dry-run"]]
+    commands = json.dumps([*light, *((arguments, {}) for arguments in headers)])
+    done = subprocess.run([sys.executable, "-c", IN_TURN, commands], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-    modules = set(done.stderr.splitlines())
-    assert "growkit.cli.commands" in modules
-    return modules
-
-
-@pytest.mark.parametrize("arguments", [["--version"], ["grow", "--help"], ["recipes", "list"]])
-def test_help_needs_nothing_heavy(arguments: list[str]) -> None:
-    """Also on a terminal of no width, which is one of unknown width."""
-    assert not imported_by(*arguments, COLUMNS="0") & HEAVY
-
-
-def test_headers_need_no_torch(make: Make, tmp_path: Path) -> None:
-    source = str(make("llama"))
-    for arguments in (
-        ["inspect", source],
-        ["grow", source, str(tmp_path / "out"), "--hidden", "x2", "--dry-run"],
-    ):
-        assert not imported_by(*arguments) & {"torch", "transformers"}
+    for word in (growkit.__version__, "--ffn", "wider-mlp", "diff-v2", "Mamba", "disk needed"):
+        assert word in done.stdout
+    imported = [{*line.split()} for line in done.stderr.splitlines()]
+    assert len(imported) == len(light) + len(headers)
+    assert not imported[len(light) - 1] & {"torch", "transformers", "numpy", "safetensors"}
+    assert not imported[-1] & {"torch", "transformers"}
 
 
 def test_inspect(make: Make) -> None:
@@ -185,10 +180,6 @@ def asked(line: str) -> dict[str, str]:
 def test_values_are_completed(line: str, values: list[str]) -> None:
     done = CliRunner().invoke(app, env=asked(line), prog_name="growkit")
     assert done.stdout.split() == values
-
-
-def test_completion_imports_nothing_heavy() -> None:
-    assert not imported_by(**asked("growkit convert a b --to dint")) & HEAVY
 
 
 def test_the_demo_keeps_its_model_where_that_is_asked(
