@@ -121,14 +121,6 @@ def test_recipes_are_listed_shown_and_copied(tmp_path: Path) -> None:
     assert (tmp_path / "hypercloning-x2.yaml").read_text() == shown.stdout
 
 
-def test_a_folder_in_the_place_of_the_weights(make: Make) -> None:
-    weights = make("llama") / "model.safetensors"
-    weights.unlink()
-    weights.mkdir()
-    said = refusal("inspect", weights.parent)
-    assert "model.safetensors is a folder, and a file was expected" in said
-
-
 # Sentences: see also tests/mistakes.txt.
 
 

@@ -74,14 +74,6 @@ def test_tensors_that_the_class_passes_over_are_named(make: Make, tmp_path: Path
     assert "does not read model.layers.0.mlp.extra" in result["reason"]
 
 
-@pytest.mark.parametrize("key", ["num_hidden_layers", "num_layers"])
-def test_more_layers_than_tensors(key: str, make: Make) -> None:
-    folder = make("llama")
-    edit_config(folder, **{key: 10**9})
-    with pytest.raises(InputError, match=key):
-        loading(Checkpoint(folder))
-
-
 def test_what_is_no_exception_becomes_a_sentence(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,9 @@ def cut(name: str, count: str) -> None:
 
 def model(kind: str, config: str) -> None:
     shutil.rmtree("source")
-    save_model(SOURCE, kind, **json.loads(config))
+    sizes = json.loads(config)
+    dtype = getattr(torch, sizes.pop("dtype", "float32"))
+    save_model(SOURCE, kind, dtype=dtype, **sizes)
 
 
 FILES: dict[str, Callable[[str, str], None]] = {

@@ -13,13 +13,12 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.base import limits
-from growkit.base.errors import InputError
 from growkit.base.settings import FEW, LONG, MANY, SHORT, Settings
 from growkit.cli.demo import MODEL
 from growkit.proof import control
 from growkit.results.proof_result import VerifyResult
 from tests.commands import refusal
-from tests.files import edit_config, edit_json, edit_weights, folder_bytes
+from tests.files import edit_json, edit_weights, folder_bytes
 from tests.models import Make, save_model
 
 QUICK = {"prompts": 2, "length": 12}
@@ -137,14 +136,6 @@ def test_no_room_for_a_fault_or_for_rounding(
     assert result.sections.logits.negative_control_caught is (module is limits)
     assert not result["kept"]
     assert result["reason"].startswith(sentence)
-
-
-@pytest.mark.parametrize("size", [0, 3.5, True, None])
-def test_a_vocabulary_is_a_number_of_tokens(size: object, make: Make) -> None:
-    source, target = make("llama"), make("llama")
-    edit_config(target, vocab_size=size)
-    with pytest.raises(InputError, match="a whole number above 0 was expected"):
-        growkit.verify(source, target, **QUICK)
 
 
 BRIEF = growkit.Settings(prompts=2, length=24)
