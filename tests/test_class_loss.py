@@ -34,7 +34,7 @@ def balanced(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "mixtral-False")
 @pytest.mark.parametrize("stated", [True, False])
 @pytest.mark.parametrize(
     "kind",

@@ -177,7 +177,7 @@ def test_experts_in_the_file_twice_or_missing_are_refused(tmp_path: Path) -> Non
         growkit.verify(folder, folder, **QUICK)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "as saved-deepseek_v3")
 @pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe", "minimax_m2"])
 @pytest.mark.parametrize("renamed", [False, True], ids=["as saved", "as in the class"])
 def test_the_bias_of_experts_in_a_buffer(kind: str, renamed: bool, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
     return pair
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, "another class")
 @pytest.mark.parametrize("name", GROWTHS)
 def test_no_false_alarm(name: str, pairs: Callable[[str], tuple[Path, Path]]) -> None:
     assert found(*pairs(name))[0] == ()
