@@ -208,6 +208,7 @@ def test_few_tokens_do_where_no_weight_can_be_lost(tmp_path: Path) -> None:
     assert tokens(growkit.verify(source, target, prompts=1, length=LONG)) == LONGEST
 
 
+@pytest.mark.usage
 def test_many_tokens_are_taken_where_a_weight_is_lost_or_no_manifest_says(tmp_path: Path) -> None:
     source, target, _ = grown(tmp_path, prompts=1, length=12)
     file = target / "growkit.json"
