@@ -216,6 +216,7 @@ def test_many_tokens_are_taken_where_a_weight_is_lost_or_no_manifest_says(tmp_pa
         manifest["recipe"]["steps"][0]["hidden"] = "x4"
     result = growkit.verify(source, target)
     assert (result["kept"], result.sections.logits.tokens) == (False, MANY * LONGEST)
+    assert result.sections.trainability is None  # tensors are not those of the manifest
     file.unlink()
     assert tokens(growkit.verify(source, target)) == MANY * LONGEST
 
