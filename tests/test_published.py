@@ -30,6 +30,8 @@ SHORT = Settings(prompts=2, length=16)
 PERIODS = {"full_attention_interval", "sliding_window_pattern", "no_rope_layer_interval"}
 """Keys that go if a list of layers must say something else."""
 
+pytestmark = pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
+
 
 def save(folder: Path, config: dict[str, Any]) -> None:
     """Save a random model with this very config."""
@@ -61,7 +63,6 @@ def changed(place: Path, name: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
 @pytest.mark.parametrize("growth", GROWTHS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_only_sizes_change(tmp_path: Path, name: str, growth: str) -> None:

@@ -438,9 +438,9 @@ def _content(records: Records, pickled: bytes) -> Any:
     """
 
     def check(storage: Any, offset: Any, size: Any, strides: Any) -> None:
-        """Refuse negative strides, as torch does on other devices."""
-        if min(strides, default=0) < 0:
-            raise ValueError(f"a tensor runs backwards, with strides {strides}")
+        """Refuse negative sizes and strides, as torch does on other devices."""
+        if min((*size, *strides), default=0) < 0:
+            raise ValueError(f"a tensor runs backwards, with sizes {size} and strides {strides}")
 
     def storage(saved: tuple[Any, ...]) -> Any:
         _, kind, key, _, count = saved

@@ -15,6 +15,7 @@ from growkit.base.tensors import parts, widened
 from growkit.engine.class_weights import class_weights
 from growkit.model.model import Model
 from growkit.proof.check import Check
+from growkit.proof.config_comparison import layers_of
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding, Section, counted
@@ -29,7 +30,10 @@ def check_unseen_parts(pair: Pair, function: Function) -> Section | None:
         return None
     before, after = class_weights(pair.before), class_weights(pair.after)
     findings = []
+    as_deep = layers_of(before.config) == layers_of(after.config)
     for part, names in _parts(function.strict.side.models[1].model):
+        if part == "expert" and not as_deep:  # the same name may be that of another layer
+            continue
         held = [name for name in names if {name} <= before.tensors.keys() & after.tensors.keys()]
         alike = [n for n in held if before.tensors[n].shape == after.tensors[n].shape]
         compared = [name for name in alike if name not in after.in_blocks]
