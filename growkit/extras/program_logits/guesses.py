@@ -146,8 +146,10 @@ def _guesses_of_kinds(config: Config) -> Iterator[Guess]:
         others = {f"{kind} in all layers": [kind] * len(kinds) for kind in kinds}
         others["the kind of the next layer"] = [*kinds[1:], kinds[0]]
         others["the kind of the layer before"] = [kinds[-1], *kinds[:-1]]
+        tried = [kinds]
         for phrase, other in others.items():
-            if other != kinds:
+            if other not in tried:  # two kinds that alternate are shifted alike both ways
+                tried.append(other)
                 yield Guess(
                     f"computes with {key} of {phrase}",
                     f"give each layer its own entry of {key} there",
