@@ -17,11 +17,15 @@ import growkit
 from growkit.base.names import NOTHING
 from growkit.cli.catalogue import TIED, catalogue, example, table
 from growkit.extras.inspection.results.inspection_result import Abilities, Answer
+from growkit.model.checkpoint.format import formats
 from growkit.model.families.family import family_of
 from tests.families import CONFIGS
 from tests.models import relative_error, save_random, seeded
 
 FILE = Path(growkit.__file__).parents[1] / "docs" / "reference" / "families.md"
+FORMATS = {one.name for one in formats()}
+SCALE = "query_pre_attn_scalar"
+"""A setting that GGUF holds only if it is the width of heads."""
 BEGIN, END = "<!-- growkit families -->\n", "<!-- end -->\n"
 
 
@@ -59,6 +63,8 @@ def random_model(
     sizes = example(family, model_type=kind).config
     config = {k: v for k, v in config.items() if k not in family.axes or k in sizes}
     config |= {k: v for k, v in sizes.items() if k not in (TIED, "model_type")}
+    if hasattr(CONFIG_MAPPING[kind](), SCALE):
+        config[SCALE] = config["head_dim"]
     config |= {key: json.loads(value) for key, value in only.items()}
     source = save_random(folder, CONFIG_MAPPING[kind](**config), seed, torch.float32)
     return source, config[TIED]
@@ -85,7 +91,8 @@ def outcome(verb: str, answer: Answer, source: Path, out: Path) -> Outcome:
             made = growkit.grow(source, out, method=answer["operation"], **options)
         else:
             # Wide enough for products of two weights: a head norm goes into what reads it.
-            made = growkit.convert(source, out, answer["operation"], dtype="float64", **options)
+            dtype = "bfloat16" if answer["operation"] in FORMATS else "float64"
+            made = growkit.convert(source, out, answer["operation"], dtype=dtype, **options)
     except growkit.InputError:
         return Outcome(None)
     return Outcome(made["promise"], None if made["loads_with"] else relative_error(source, out))

@@ -74,9 +74,10 @@ def test_only_sizes_change(tmp_path: Path, name: str, growth: str) -> None:
     lost = {key for key, value in found.items() if value is None}
     new = found.keys() - CONFIGS[name].get("text_config", CONFIGS[name]).keys()
     assert lost <= PERIODS
-    assert new <= {"layer_types"} | (
-        {"architectures", "torch_dtype"} if "text_config" in CONFIGS[name] else set()
-    )
+    allowed = {"layer_types"}
+    if "text_config" in CONFIGS[name]:  # what the whole model says of its language model
+        allowed |= {"architectures", "torch_dtype", *CONFIGS[name]}
+    assert new <= allowed
     assert all(
         type(value) in (int, list, str, dict) or key == "router_aux_loss_coef"
         for key, value in found.items()
