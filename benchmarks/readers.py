@@ -4,13 +4,15 @@
 and experts programs read in different ways, lets each program of ``benchmarks/reading.py`` read
 source and result in its own environment, and compares log-probabilities with transformers' in
 strict float64, over a text of many windows. It fails where a program is further from transformers
-with the result than twice as far as with the source. Types may be named, and models whose configs
-are in ``tests/published.jsonl``, which are compared as their publishers write them.
+with the result than twice as far as with the source. A program that has a format of its own also
+reads the source as ``growkit convert --to FORMAT`` writes it. Types may be named, and models whose
+configs are in ``tests/published.jsonl``, which are compared as their publishers write them.
 """
 
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -63,6 +65,9 @@ GROWTHS: Mapping[str, Mapping[str, str]] = {
 }
 """Growths by name; those that are not exact for a model are left out."""
 
+FORMATS = {"llama.cpp": "gguf", "litgpt": "litgpt", "mlx-lm": "mlx", "torchtune": "torchtune"}
+"""The formats of programs, as ``convert --to`` names them."""
+
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"head_dim": 32},
@@ -93,6 +98,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_heads": 4,
     },
     "mixtral": {"sliding_window": None, **EXPERTS},
+    "qwen2": {},
+    "gemma": {"head_dim": 32},
+    "qwen3_moe": {
+        "head_dim": 32,
+        "moe_intermediate_size": 64,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }
 """Keys of the config by type, beside those of ``SMALL``."""
 
@@ -170,8 +183,34 @@ def rows(kind: str, pythons: Sequence[tuple[str, str]], scratch: Path) -> list[t
     table: list[tuple[str, ...]] = [("type", "growth", *heads)]
     for at, first in enumerate(made, 1):
         table.append((*first, *(cell(found[0], found[at]) for _, found in answers)))
-        sys.stdout.write(f"{' | '.join(table[-1])}\n")
+    read_sources = [found[0] for _, found in answers]
+    own = (
+        in_own_format(*program, source, expected[source], difference, scratch / "converted")
+        for program, difference in zip(pythons, read_sources, strict=True)
+    )
+    table.append((kind, "none, in its own format", *own))
+    sys.stdout.writelines(f"{' | '.join(row)}\n" for row in table[1:])
     return table
+
+
+def in_own_format(
+    program: str, python: str, source: Path, expected: Any, difference: float | str, scratch: Path
+) -> str:
+    """The cell of a source in the format of a program."""
+    if program not in FORMATS:
+        return "-"
+    out = scratch / program / source.name
+    try:
+        growkit.convert(source, out, FORMATS[program], verify=False)
+    except InputError as error:
+        return f"refused: {error}".replace(str(source), "it")[:80]
+    shutil.copy(source / "ids.json", out)
+    if isinstance(difference, str):  # it reads its own format alone
+        _, (difference,) = read("transformers", sys.executable, {source: expected})
+    _, (result,) = read(program, python, {out: expected})
+    if isinstance(result, str) and result.startswith("LookupError"):
+        return result.partition(": ")[2]
+    return cell(difference, result)
 
 
 def cell(source: float | str, result: float | str) -> str:

@@ -81,6 +81,39 @@ def litgpt(folder: Path, ids: list[int]) -> Any:
         return model.eval()(torch.tensor([ids]))[0].double().numpy()
 
 
+def torchtune(folder: Path, ids: list[int]) -> Any:
+    """Build the model with the builder of its type, from the config of transformers."""
+    import torch
+    from torchtune.models import gemma, llama3_1, qwen2
+
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    kind = config["model_type"]
+    sizes = {
+        "vocab_size": config["vocab_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "num_kv_heads": config["num_key_value_heads"],
+        "embed_dim": config["hidden_size"],
+        "intermediate_dim": config["intermediate_size"],
+        "max_seq_len": config["max_position_embeddings"],
+        "norm_eps": config["rms_norm_eps"],
+    }
+    rope = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+    if kind == "llama":
+        model = llama3_1.llama3_1(**sizes, rope_base=rope, scale_factor=1)
+    elif kind == "qwen2":
+        model = qwen2.qwen2(
+            **sizes, rope_base=rope, tie_word_embeddings=config["tie_word_embeddings"]
+        )
+    elif kind == "gemma":
+        model = gemma.gemma(**sizes, head_dim=config["head_dim"], rope_base=rope)
+    else:
+        raise LookupError(f"it has no {kind}")
+    model.load_state_dict(torch.load(folder / "model-00001-of-00001.bin", mmap=True))
+    with torch.no_grad():
+        return model.eval()(torch.tensor([ids]))[0].double().numpy()
+
+
 def vllm(folder: Path, ids: list[int]) -> Any:
     """Run the engine in this process; its kernels for CPUs know heads of 32 and more."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -104,6 +137,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[Path, list[int]], Any]]] = {
     "llama.cpp": ("llama_cpp_python", llama_cpp),
     "mlx-lm": ("mlx-lm", mlx),
     "litgpt": ("litgpt", litgpt),
+    "torchtune": ("torchtune", torchtune),
     "vllm": ("vllm-cpu", vllm),
 }
 """By name: the package that has the version, and the way to compute logits."""

@@ -21,7 +21,7 @@ from growkit.extras.optimizer.checks import trainability
 from growkit.extras.optimizer.layerwise_gradients import layerwise_gradients
 from growkit.model.checkpoint.scratch import Scratch
 from growkit.proof import mode_results as ways
-from tests.architectures import config_of
+from tests.architectures import config_of, save
 from tests.files import edit_weights, listed
 from tests.models import Make, relative_error, save_model, save_random
 
@@ -186,6 +186,21 @@ def test_the_cpu_computes_gradients_that_a_device_cannot(
     assert result["kept"]
     assert "the CPU did: no room" in result.sections.trainability.notes[0]
     assert devices == [torch.device("cpu"), torch.device("cpu", 0)]
+
+
+@pytest.mark.usage
+def test_a_class_without_gradients_by_layer_is_proved_nonetheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of Zaya hand on float tensors beside the hidden states."""
+    monkeypatch.setattr(ways, "MAX_WHOLE_MODELS", 1000)
+    source, out = save("zaya", tmp_path / "source", num_hidden_layers=2), tmp_path / "out"
+    result = growkit.grow(source, out, method="depth", layers="x2", verify=Settings(**QUICK))
+    section = result["verification"].sections.trainability
+    assert (result["kept"], section.trainable) == (True, None)
+    assert "not checked" in section.notes[0]
+    with pytest.raises(growkit.InputError, match="layers pass on more than hidden states"):
+        growkit.verify(source, out, trainability=True, **QUICK)
 
 
 def test_a_parameter_without_gradient_is_named(make: Make) -> None:

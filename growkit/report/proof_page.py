@@ -297,7 +297,9 @@ def _training(section: Found | None) -> Cell | None:
 def _capacity(section: Found | None) -> Cell | None:
     if not section:
         return None
-    able = "can train" if section["trainable"] else "cannot train as it is"
+    able = {True: "can train", False: "cannot train as it is", None: "unknown"}[
+        section["trainable"]
+    ]
     first = "copies stay equal" if section["identical_gradients"] else able
     sentences = (finding["sentence"] for finding in section["findings"])
     return Cell(first, next(sentences, "").removeprefix("new capacity: "))

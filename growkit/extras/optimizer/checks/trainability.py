@@ -31,7 +31,7 @@ from growkit.extras.optimizer.stored_gradients import Named, StoredGradients
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.transforms import Kept, Mapped, Transform
 from growkit.proof.check import Check
-from growkit.proof.logits import Function
+from growkit.proof.logits import Function, Strict
 from growkit.proof.pair import Pair
 from growkit.results.proof_result import Finding
 
@@ -70,7 +70,7 @@ def check_trainability(pair: Pair, function: Function) -> TrainabilitySection | 
     A device that cannot compute them, such as for lack of memory, leaves them to the CPU.
 
     Raises:
-        InputError: they cannot be computed.
+        InputError: they cannot be computed, but were asked for.
     """
     lineage, asked, strict = pair.lineage, pair.settings.trainability, function.strict
     if not (asked or any(plan.copies or plan.layers for plan in lineage.plans)):
@@ -79,7 +79,18 @@ def check_trainability(pair: Pair, function: Function) -> TrainabilitySection | 
     fits = all(pair.after.tensors.get(rule.target) == rule.info for rule in rules)
     if not (asked or fits):
         return None
-    plans, ids, side = lineage.plans if fits else (), strict.controls.call.ids, strict.side
+    plans = lineage.plans if fits else ()
+    try:
+        return _on_device(pair, strict, plans)
+    except InputError as error:
+        if asked:
+            raise
+        return _unknown(error.__cause__ or error)
+
+
+def _on_device(pair: Pair, strict: Strict, plans: Sequence[Plan]) -> TrainabilitySection:
+    """The section, from gradients on the device of the proof or, if it fails, on the CPU."""
+    ids, side = strict.controls.call.ids, strict.side
     try:
         return _section(pair, side.models[1], ids, plans)
     except (InputError, RuntimeError) as error:
@@ -92,6 +103,24 @@ def check_trainability(pair: Pair, function: Function) -> TrainabilitySection | 
     name = device_name(side.place)
     section.notes.append(f"{name} cannot compute gradients, the CPU did: {cause}")
     return section
+
+
+def _unknown(cause: BaseException) -> TrainabilitySection:
+    """The section of a target whose gradients cannot be computed."""
+    why = f"gradients cannot be computed layer by layer: {reason(cause)}"
+    sentence = f"new capacity: unknown, as {why}"
+    return TrainabilitySection(
+        findings=[Finding(name="trainability", kept=None, sentence=sentence)],
+        notes=[f"whether the target can train was not checked, as {why}"],
+        trainable=None,
+        copied=0,
+        identical_gradients=0,
+        without_gradient=0,
+        first_identical=None,
+        silent_parameters=[],
+        idle_layers=0,
+        symmetry=[],
+    )
 
 
 def _section(

@@ -28,7 +28,8 @@ class TrainabilitySection(Section):
     Unless requested, it is null if nothing was copied, or if that is unknown.
 
     Attributes:
-        trainable: whether every parameter gets a gradient, and no two copies the same gradient.
+        trainable: whether every parameter gets a gradient, and no two copies the same gradient;
+            null if gradients cannot be computed.
         copied: number of rows (neurons, heads' rows, embedding columns) that have copies.
         identical_gradients: number of copied rows with two copies that get the same gradient and
             would stay equal for ever.
@@ -41,7 +42,7 @@ class TrainabilitySection(Section):
         symmetry: distances between the gradients of copies, by tensor.
     """
 
-    trainable: bool
+    trainable: bool | None
     copied: int
     identical_gradients: int
     without_gradient: int
