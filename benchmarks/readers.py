@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 
 import growkit
 from growkit.base.errors import InputError
@@ -105,6 +105,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "num_experts": 4,
         "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
     },
 }
 """Keys of the config by type, beside those of ``SMALL``."""
@@ -196,14 +197,16 @@ def rows(kind: str, pythons: Sequence[tuple[str, str]], scratch: Path) -> list[t
 def in_own_format(
     program: str, python: str, source: Path, expected: Any, difference: float | str, scratch: Path
 ) -> str:
-    """The cell of a source in the format of a program."""
+    """The cell of a source in the format of a program, with the config as transformers saves it."""
     if program not in FORMATS:
         return "-"
-    out = scratch / program / source.name
+    out, saved = scratch / program / source.name, scratch / program / f"{source.name}-saved"
+    shutil.copytree(source, saved)
+    AutoConfig.from_pretrained(source).save_pretrained(saved)
     try:
-        growkit.convert(source, out, FORMATS[program], verify=False)
+        growkit.convert(saved, out, FORMATS[program], verify=False)
     except InputError as error:
-        return f"refused: {error}".replace(str(source), "it")[:80]
+        return f"refused: {error}".replace(str(saved), "it")[:80]
     shutil.copy(source / "ids.json", out)
     if isinstance(difference, str):  # it reads its own format alone
         _, (difference,) = read("transformers", sys.executable, {source: expected})
