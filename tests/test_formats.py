@@ -33,7 +33,7 @@ from tests.converted import (
     TYPES,
     save_source,
 )
-from tests.files import edit_config, edit_weights, listed
+from tests.files import edit_config, edit_json, edit_weights, listed
 from tests.models import relative_error, save_model
 
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -317,6 +317,31 @@ def test_rounding_to_blocks_is_told_from_a_fault(tmp_path: Path, fault: str, fac
         limited = growkit.verify(source, tmp_path / "model.gguf", replace(QUICK, max_kl=most))
         allowed = most == 1.0 and not fault
         assert (limited["kept"], limited["verdict"] == "within the limit") == (allowed, allowed)
+
+
+@pytest.mark.parametrize(("kind", "sizes", "read"), listed("formats", "mlx settings"))
+def test_mlx_reads_the_settings(
+    kind: str, sizes: dict[str, Any], read: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """By earlier names than transformers', without which mlx-lm computes with its defaults."""
+    source = save_source(tmp_path / "s", kind, sizes)
+    if read is None:
+        with pytest.raises(growkit.InputError, match="every n-th layer"):
+            growkit.convert(source, tmp_path / "out", "mlx", verify=False)
+        return
+    out = tmp_path / "out"
+    assert growkit.convert(source, out, "mlx", verify=QUICK)["kept"]
+    written = json.loads((out / "config.json").read_text("utf-8"))
+    assert written | read == written
+    assert not read.items() <= json.loads((source / "config.json").read_text("utf-8")).items()
+    for unknown_origin in (False, True):
+        if unknown_origin:
+            (out / "growkit.json").unlink()
+        assert growkit.verify(source, out, QUICK)["kept"]
+        with edit_json(out / "config.json") as config:
+            config["rope_theta"] *= 2  # the class reads rope_parameters
+        assert not growkit.verify(source, out, QUICK)["kept"]
+        (out / "config.json").write_text(json.dumps(written))
 
 
 def test_blocks_of_mlx_stand_for_what_mlx_makes_of_them(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def _without_need(config: Config, key: str, complete: Callable[[Config], Config]
     """The config without a new key, if the class takes its value from others."""
     without = with_value(config, key, MISSING)
     with suppress(InputError):
-        if value_at(complete(without), key) == value_at(complete(config), key):
+        if value_at(complete(without), key, MISSING) == value_at(complete(config), key):
             return without
         with foreign("the config is not understood", "correct it"):  # a property is not saved
             computed = getattr(parsed(without), key, MISSING)

@@ -19,7 +19,7 @@ from growkit.base.lazy import usual_torch
 from growkit.base.options import options_of, takes
 from growkit.base.progress import Progress, Silent, current, shown
 from growkit.base.settings import Running, Settings, settings_of
-from growkit.base.tensors import total_bytes
+from growkit.base.tensors import Config, total_bytes
 from growkit.base.units import given_date
 from growkit.engine.prompts import read_text
 from growkit.engine.recipe_planning import plan_recipe, planned_result, planned_tensors
@@ -384,7 +384,7 @@ class _Run:
                 (folder / name).write_bytes(content)
             if not (self.recipe.file_format and self.recipe.file_format.self_contained):
                 source.opened.carry_over(folder)
-                _write_config(source, self.lineage, folder)
+                _write_config(source, self.lineage, files.config, folder)
                 for name, content in self.tokenizer.items():
                     publishing.write_json(folder / name, content)
                 if not self.lineage.write_sidecars(Folder(folder)):
@@ -453,10 +453,10 @@ def _rename(origin: Any, folder: Path, name: str) -> None:
             origin[key] = renamed(value, folder, name, f"{name}/")
 
 
-def _write_config(source: Checkpoint, lineage: Lineage, folder: Path) -> None:
-    """Write the config, and the model's code if transformers has no class for it."""
+def _write_config(source: Checkpoint, lineage: Lineage, added: Config, folder: Path) -> None:
+    """Write the config and the keys added to it, and the code of a model without a class."""
     planned, family = lineage.target.config, lineage.target.family
-    publishing.write_json(folder / "config.json", config_to_write(lineage))
+    publishing.write_json(folder / "config.json", config_to_write(lineage) | added)
     code, named = family.code(), planned.get("auto_map")
     for name, content in code.items():
         (folder / name).write_bytes(content)

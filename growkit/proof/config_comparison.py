@@ -4,7 +4,7 @@ Every setting is equal, is a size, which the tensors show, or is one that the lo
 tokens show. Every other difference makes another model.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from copy import copy
 from fractions import Fraction
@@ -41,6 +41,7 @@ from growkit.model.families.config_keys import (
     SCALING,
     TOP_K,
     WIDTH,
+    earlier_keys,
 )
 from growkit.model.families.family import Family, by_layer, first_index, known_family
 from growkit.model.families.family_parts import (
@@ -183,7 +184,8 @@ def _comparable(first: Config, second: Config) -> _Comparable:
     """
     if _of_one_class(first, second):
         was, now = _with_sizes(first), _with_sizes(second)
-        return _Comparable(was, now, (was.keys() | now.keys()) - PROVENANCE_KEYS)
+        keys = (was.keys() | now.keys()) - PROVENANCE_KEYS
+        return _Comparable(was, now, keys - restated(second, now.keys() - was.keys()))
     was, now = dict(_in_shared_names(first)), _in_shared_names(second)
     free = PROVENANCE_KEYS | _sizes(first) | _sizes(second) | {"model_type"}
     added = now.keys() - was.keys() - first.keys() - free
@@ -201,6 +203,12 @@ def _comparable(first: Config, second: Config) -> _Comparable:
                 was[key] = now[key]
     names, keys = _names_in_messages(first, second), (was.keys() & now.keys()) - free
     return _Comparable(was, now, keys, names, unknown)
+
+
+def restated(config: Config, keys: Iterable[str]) -> set[str]:
+    """Keys with which a complete config says once more what it says in others."""
+    earlier = earlier_keys(config)
+    return {key for key in keys if key in earlier and earlier[key] == config[key]}
 
 
 def _means_the_same(key: str, was: Any, first: Config, second: Config) -> bool:

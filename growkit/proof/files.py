@@ -31,6 +31,7 @@ from growkit.model.checkpoint.folder import (
 from growkit.model.checkpoint.format import read_config
 from growkit.model.checkpoint.publishing import MANIFEST
 from growkit.model.checkpoint.reading import Checkpoint, RoundedCheckpoint
+from growkit.model.families.config_keys import earlier_keys
 from growkit.model.families.family import families, known_family, unlisted_family
 from growkit.model.families.family_parts import MISSING, value_at
 from growkit.planning.companions import companions
@@ -344,7 +345,8 @@ def _without_effect(wanted: Config, target: Checkpoint) -> dict[str, bool]:
     complete["torch_dtype"] = complete.get("dtype")
     complete |= {key: complete.get(own) for key, own in aliases(target.config).items()}
     keys = target.config.keys() - (PROVENANCE_KEYS | RENAMED | FREE) | {"torch_dtype"}
-    inside = complete.get("rope_parameters") or {}  # an earlier place of these is beside them
+    # An earlier place of these is beside them.
+    inside = (complete.get("rope_parameters") or {}) | earlier_keys(complete)
     return {
         key: key in complete
         for key in sorted(keys & target.config.keys())
@@ -431,7 +433,8 @@ def _first_changed_key(wanted: Config, actual: Config) -> list[ChangedValue]:
     first |= {key: wanted[key] for key in ignored if wanted.get(key) is not None}
     second |= {key: actual[key] for key in ignored if actual.get(key) is not None}
     missing: Any = object()
-    keys = sorted((first.keys() | second.keys()) - FREE, key=lambda key: (key not in written, key))
+    free = FREE | configs.restated(second, second.keys() - first.keys())
+    keys = sorted((first.keys() | second.keys()) - free, key=lambda key: (key not in written, key))
     changed = (k for k in keys if first.get(k, missing) != second.get(k, missing))
     return [_changed_value(key, first, second) for key in islice(changed, 1)]
 

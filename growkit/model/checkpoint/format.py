@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -34,12 +34,15 @@ class Output:
         shards: the files that hold them.
         files: contents of the files beside these, by name, if they do not depend on the shards.
         warnings: sentences on what is not written.
+        config: keys of ``config.json`` that the format's program reads and transformers does not
+            write.
     """
 
     tensors: Weights
     shards: Sequence[Shard]
     files: Mapping[str, bytes]
     warnings: Sequence[str] = ()
+    config: Config = field(default_factory=dict)
 
 
 class Format:

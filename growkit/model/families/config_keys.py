@@ -1,6 +1,9 @@
 """Keys of configs, recognised by their names."""
 
 import re
+from typing import Any
+
+from growkit.base.tensors import Config
 
 WIDTH = re.compile(r"(?i)intermediate|ffn|feed_forward|d_ff|dff|dim_ff|inner|mlp_dim|mlp_size")
 """Names of keys that are widths of an MLP."""
@@ -39,3 +42,25 @@ EPS = ("eps", "epsilon", "norm_eps")
 def last_part(key: str) -> str:
     """A key without the part of the config that it is in."""
     return key.rpartition(".")[2]
+
+
+def earlier_keys(config: Config) -> Config:
+    """What a config says in the keys that it had before transformers 5, which others still read.
+
+    Args:
+        config: a config as its class completes it.
+    """
+    rope, keys = config.get("rope_parameters"), dict[str, Any]()
+    if not isinstance(rope, dict):
+        return keys
+    if isinstance(local := rope.get("sliding_attention"), dict):
+        keys |= {"rope_local_base_freq": local.get("rope_theta")}
+        kinds, rope = config.get("layer_types") or [], rope.get("full_attention") or {}
+        full = [index for index, kind in enumerate(kinds, 1) if kind == "full_attention"]
+        period = full[0] if full else len(kinds) + 1
+        if full == [*range(period, len(kinds) + 1, period)]:
+            keys["sliding_window_pattern"] = period
+    keys["rope_theta"] = rope.get("rope_theta")
+    if rope.get("rope_type", "default") != "default":
+        keys["rope_scaling"] = {key: rope[key] for key in rope if key != "rope_theta"}
+    return keys

@@ -4,13 +4,18 @@ https://github.com/ml-explore/mlx-lm
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from growkit.base.errors import InputError
 from growkit.base.tensors import Config
-from growkit.extras.formats.layout import Held, LaidOut
+from growkit.extras.formats.layout import Held, LaidOut, row_sizes
 from growkit.extras.formats.quantised.mlx_groups import FORMAT as QUANTISED
 from growkit.extras.formats.quantised.mlx_groups import STACKED
 from growkit.model.checkpoint.folder import Folder
+from growkit.model.checkpoint.format import Output
 from growkit.model.checkpoint.formats.transformers import Transformers
+from growkit.model.families.config_keys import earlier_keys
+from growkit.model.model import Model
 
 MARK = b'"format":"mlx"'
 """In the first bytes of the header that mlx writes."""
@@ -37,6 +42,19 @@ class MLX(LaidOut, Transformers):
         names = (name for file in self.open(folder, [*files]) for name in file.tensors)
         own = any(STACKED in name or name.endswith(QUANTISED.suffixes[0]) for name in names)
         return files if own else {}
+
+    def output(self, model: Model, config: Config, source: Folder, shard_bytes: int) -> Output:
+        """See ``Format``; mlx-lm 0.32 reads settings by the names before transformers 5."""
+        files, keys = super().output(model, config, source, shard_bytes), earlier_keys(config)
+        if "rope_local_base_freq" in keys and "sliding_window_pattern" not in keys:
+            raise InputError(
+                f"MLX has full attention in every n-th layer, and layer_types of {source} is "
+                "otherwise; convert it to another format"
+            )
+        if config["model_type"] == "qwen3_moe":  # which mlx-lm does not read without them
+            keys |= {"num_experts": config["num_local_experts"]}
+            keys |= {"head_dim": row_sizes(config)["head_dim"]}
+        return replace(files, config=keys)
 
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
