@@ -102,7 +102,7 @@ def test_adapter_computes_the_same(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - {"mamba"}))
+@pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - {"mamba", "falcon_h1"}))
 def test_adapters_of_every_family(kind: str, seed: int, tmp_path: Path) -> None:
     """All their matrices and experts; PEFT does not adapt Mamba."""
     case = Case(FAMILIES[kind], seeded(seed))
@@ -400,8 +400,9 @@ def test_spoiled_adapters_end_in_a_sentence(seed: int, tmp_path: Path) -> None:
     adapter = save_adapter(source, tmp_path / "adapter", modules_to_save=["norm"], **config)
     choose = seeded(seed)
     if choose.random() < 0.4:
-        with edit_json(adapter / "adapter_config.json") as content:
-            content |= change(choose, content, [*content])
+        file = adapter / "adapter_config.json"
+        content = json.loads(file.read_text("utf-8"))
+        file.write_text(json.dumps(change(choose, content, [*content])))
     else:
         file = adapter / "adapter_model.safetensors"
         file.write_bytes(odd_safetensors(choose, file.read_bytes()))

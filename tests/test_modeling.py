@@ -526,7 +526,8 @@ def test_compiled_once_for_training(variant: str, monkeypatch: pytest.MonkeyPatc
     for module in (differential_attention, modeling_diff_transformer):
         monkeypatch.setattr(module, "EXACT_ROWS", 8)
     monkeypatch.setattr(differential_attention, "INTERVAL_POWER", 1.2)
-    model = build(**COMPILED[variant], num_hidden_layers=1).float().train()
+    layers = len(COMPILED[variant].get("lambda_init", "1"))
+    model = build(**COMPILED[variant], num_hidden_layers=layers).float().train()
     model.activation_checkpointing_enable()
     graphs = CompileCounterWithBackend("eager")
     torch._dynamo.reset()

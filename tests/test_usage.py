@@ -42,7 +42,7 @@ def test_models_are_saved_and_generate(kind: str, tied: bool, make: Make, tmp_pa
     assert modes["generate"]["kept"] is True
     assert "the same 16 tokens" in modes["generate"]["note"]
     tried = {"prefill", "cached decoding", "left padding", "explicit positions", "longest context"}
-    assert modes.keys() == tried | {"save and reload", "generate", "loss"}
+    assert modes.keys() - {"long texts"} == tried | {"save and reload", "generate", "loss"}
 
 
 @pytest.mark.sampled(1)
