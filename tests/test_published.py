@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
+from growkit.extras.formats.weight_formats.mlx import FORMAT as MLX
 from growkit.sources import family_for, find
 from tests.files import edit_json
 from tests.models import relative_error
@@ -161,3 +162,13 @@ def test_the_verdict_is_the_same_without_a_manifest(tmp_path: Path, name: str, g
     for _ in range(2):
         assert growkit.verify(tmp_path / "source", tmp_path / "grown", SHORT)["kept"]
         (tmp_path / "grown" / "growkit.json").unlink(missing_ok=True)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", [n for n, of in CONFIGS.items() if of["model_type"] in MLX.models])
+def test_mlx_gets_the_keys_of_publishers(tmp_path: Path, name: str) -> None:
+    """Beside which there may be others, which say the same."""
+    save(tmp_path / "source", CONFIGS[name])
+    assert growkit.convert(tmp_path / "source", tmp_path / "out", "mlx", verify=SHORT)["kept"]
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written | CONFIGS[name] == written

@@ -456,7 +456,7 @@ def _rename(origin: Any, folder: Path, name: str) -> None:
 def _write_config(source: Checkpoint, lineage: Lineage, added: Config, folder: Path) -> None:
     """Write the config and the keys added to it, and the code of a model without a class."""
     planned, family = lineage.target.config, lineage.target.family
-    publishing.write_json(folder / "config.json", config_to_write(lineage) | added)
+    publishing.write_json(folder / "config.json", added | config_to_write(lineage))
     code, named = family.code(), planned.get("auto_map")
     for name, content in code.items():
         (folder / name).write_bytes(content)

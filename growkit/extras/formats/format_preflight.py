@@ -44,7 +44,7 @@ def check_settings_held(
         for name, content in files.files.items():
             (folder / name).write_bytes(content)
         if not file_format.self_contained:
-            write_json(folder / "config.json", config_to_write(lineage) | files.config)
+            write_json(folder / "config.json", files.config | config_to_write(lineage))
         try:
             written = Checkpoint(folder)
         except InputError as error:
