@@ -50,16 +50,21 @@ def earlier_keys(config: Config) -> Config:
     Args:
         config: a config as its class completes it.
     """
-    rope, keys = config.get("rope_parameters"), dict[str, Any]()
-    if not isinstance(rope, dict):
-        return keys
-    if isinstance(local := rope.get("sliding_attention"), dict):
-        keys |= {"rope_local_base_freq": local.get("rope_theta")}
-        kinds, rope = config.get("layer_types") or [], rope.get("full_attention") or {}
-        full = [index for index, kind in enumerate(kinds, 1) if kind == "full_attention"]
-        period = full[0] if full else len(kinds) + 1
-        if full == [*range(period, len(kinds) + 1, period)]:
-            keys["sliding_window_pattern"] = period
+    keys = dict[str, Any]()
+    match config:
+        case {
+            "rope_parameters": {"full_attention": dict(rope), "sliding_attention": dict(local)},
+            "layer_types": list(kinds),
+        }:
+            full = [index for index, kind in enumerate(kinds, 1) if kind == "full_attention"]
+            period = full[0] if full else len(kinds) + 1
+            keys["rope_local_base_freq"] = local.get("rope_theta")
+            if full == [*range(period, len(kinds) + 1, period)]:
+                keys["sliding_window_pattern"] = period
+        case {"rope_parameters": {"rope_theta": _} as rope}:
+            pass
+        case _:
+            return keys
     keys["rope_theta"] = rope.get("rope_theta")
     if rope.get("rope_type", "default") != "default":
         keys["rope_scaling"] = {key: rope[key] for key in rope if key != "rope_theta"}
