@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -525,3 +526,18 @@ def test_a_folder_that_an_earlier_transformers_wrote(kind: str, tmp_path: Path) 
     assert (
         "temperature in the generation settings" in growkit.verify(now, before, **QUICK)["reason"]
     )
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize(("rope", "kinds"), listed("without_manifest", "odd rotary parameters"))
+def test_odd_rotary_parameters_are_another_model(
+    kind: str, rope: Any, kinds: Any, make: Make, tmp_path: Path
+) -> None:
+    source, target = make(kind), make(kind)
+    with edit_json(target / "config.json") as config:
+        config["rope_parameters"] = rope
+        config |= {"layer_types": kinds} if kinds else {}
+    with suppress(InputError):
+        assert not growkit.verify(source, target, prompts=1, length=12)["kept"]
+    with suppress(InputError):
+        growkit.convert(target, tmp_path / "out", "mlx", verify=False)

@@ -571,11 +571,11 @@ def single_token(key: str, value: Any) -> Any:
 
 def _plain_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary parameters without an earlier name of the type, and without a part that is all."""
-    redundant = {("partial_rotary_factor", 1), ("type", rope.get("rope_type"))}
+    redundant = {"partial_rotary_factor": 1, "type": rope.get("rope_type")}
     return {
         key: _plain_rope(value) if isinstance(value, dict) else value
         for key, value in rope.items()
-        if isinstance(value, dict | list) or (key, value) not in redundant
+        if key not in redundant or value != redundant[key]
     }
 
 
