@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from growkit.base.errors import foreign
 from growkit.base.tensors import Config
 from growkit.engine.transformers_class import parsed
 
@@ -48,6 +49,7 @@ def _close(first: set[float], second: set[float]) -> bool:
     return all(any(abs(x - y) <= 1e-12 * abs(x) for y in second) for x in first)
 
 
+@foreign("config.json gives no rotary angles", "correct its settings")
 def rotary_of(config: Config) -> Rotary | None:
     """The rotary embeddings of a model; None if they are not fixed, or not the same in all layers.
 

@@ -63,7 +63,7 @@ def config_with(source: Model, target: Family, without: Without) -> dict[str, An
     unknown = {"auto_map"}
     if "layer_types" not in target.defaults:
         unknown.add("layer_types")  # transformers' caches and masks read them, whatever the class
-        others = {*(complete.get("layer_types") or ())} - {"full_attention"}
+        others = {*map(str, complete.get("layer_types") or ())} - {"full_attention"}
         if others:
             raise InputError(
                 f"config.json in {source.where()} has layers of type {', '.join(sorted(others))}, "
