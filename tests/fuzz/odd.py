@@ -220,7 +220,7 @@ def _other_tensor(random: Random, tensors: dict[str, torch.Tensor]) -> None:
     sizes = [random.choice([0, 1, 2, 3, 7, 8, 16, 300]) for _ in range(random.randrange(3))]
     what = random.randrange(10)
     if what < 3:
-        tensors[name] = tensor.real.to(getattr(torch, random.choice(DTYPES)))
+        tensors[name] = tensor.real.contiguous().to(getattr(torch, random.choice(DTYPES)))
     elif what < 6:
         fill = random.choice([0.0, 1.0, 1.0, 1.0, float("nan"), 3e38])
         filled = torch.full(sizes, fill).to(tensor.dtype)

@@ -96,7 +96,7 @@ def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Ite
 
 def _directly_in(folder: Path) -> Iterator[Path]:
     """The entries of a folder without a config, such as one of another program."""
-    with suppress(OSError):  # a file, or a folder that its reader refuses
+    with suppress(OSError, ValueError):  # a file, or a path that its reader refuses
         yield from folder.iterdir()
 
 
