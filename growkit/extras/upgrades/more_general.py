@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from growkit.base.errors import InputError
+from growkit.base.parsing import check_kind
 from growkit.model.families.family import Family, families
 from growkit.model.families.family_parts import Without
 from growkit.model.model import Model
@@ -63,7 +64,9 @@ def config_with(source: Model, target: Family, without: Without) -> dict[str, An
     unknown = {"auto_map"}
     if "layer_types" not in target.defaults:
         unknown.add("layer_types")  # transformers' caches and masks read them, whatever the class
-        others = {*map(str, complete.get("layer_types") or ())} - {"full_attention"}
+        kinds = complete.get("layer_types") or []
+        check_kind(kinds, [str], f"layer_types in config.json of {source.where()}")
+        others = {*kinds} - {"full_attention"}
         if others:
             raise InputError(
                 f"config.json in {source.where()} has layers of type {', '.join(sorted(others))}, "

@@ -359,7 +359,7 @@ class HasSizes:
         complete = self.filled_in(config)
         sizes = self._solve(complete)
         for key, default in self.defaults.items():
-            if type(default) in (bool, int, list):
+            if type(default) in (bool, int, float, list):
                 what = f"{key} in config.json of {self.one}"
                 check_kind(complete[key], type(default), what)
         self.check(complete)

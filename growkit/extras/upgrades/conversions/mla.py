@@ -508,8 +508,7 @@ def _spelled_out(config: Config) -> tuple[object, object]:
     if not isinstance(rope, Mapping):
         scaled = config.get("rope_scaling") is not None
         rope = {"rope_type": None if scaled else "default", "rope_theta": config.get("rope_theta")}
-    partial_factor = {config.get("partial_rotary_factor"), rope.get("partial_rotary_factor")}
-    whole = partial_factor <= {None, 1}
+    whole = all(of.get("partial_rotary_factor") in (None, 1) for of in (config, rope))
     return rope.get("rope_type") if whole else None, rope.get("rope_theta")
 
 
