@@ -337,7 +337,9 @@ def test_mlx_reads_the_settings(
     for unknown_origin in (False, True):
         if unknown_origin:
             (out / "growkit.json").unlink()
-        assert growkit.verify(source, out, QUICK)["kept"]
+        result = growkit.verify(source, out, QUICK)
+        assert result["kept"]
+        assert "mlx-lm" not in result["reason"]
         with edit_json(out / "config.json") as config:
             config["rope_theta"] *= 2  # the class reads rope_parameters
         assert not growkit.verify(source, out, QUICK)["kept"]
@@ -347,7 +349,9 @@ def test_mlx_reads_the_settings(
 def test_blocks_of_mlx_stand_for_what_mlx_makes_of_them(tmp_path: Path) -> None:
     """Of six kinds of blocks; mlx-lm made them, and dequantised them again."""
     blocks, source = FILES / "mixtral.mlx_blocks", save_source(tmp_path / "s", "mixtral", EXPERTS)
-    assert growkit.verify(FILES / "mixtral.mlx_numbers", blocks, QUICK)["verdict"] == "preserved"
+    result = growkit.verify(FILES / "mixtral.mlx_numbers", blocks, QUICK)
+    assert result["verdict"] == "preserved"
+    assert "has no rope_theta, so mlx-lm computes with its own" in result["reason"]
     result = growkit.verify(source, blocks, QUICK)
     assert result["verdict"] == "not preserved"
     assert "8 weights are rounded to blocks of few bits, at most" in result["reason"]

@@ -3,10 +3,11 @@
 https://github.com/ml-explore/mlx-lm
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from growkit.base.errors import InputError
+from growkit.base.names import listed
 from growkit.base.tensors import Config
 from growkit.extras.formats.layout import Held, LaidOut, row_sizes
 from growkit.extras.formats.quantised.mlx_groups import FORMAT as QUANTISED
@@ -55,6 +56,16 @@ class MLX(LaidOut, Transformers):
             keys |= {"num_experts": config["num_local_experts"]}
             keys |= {"head_dim": row_sizes(config)["head_dim"]}
         return replace(files, config=keys)
+
+    def notes(self, folder: Folder, names: Sequence[str]) -> Iterator[str]:
+        """See ``Format``."""
+        yield from super().notes(folder, names)
+        config = self.config(folder, ())
+        if missing := sorted(earlier_keys(config).keys() - config.keys()):
+            yield (
+                f"config.json in {folder} has no {listed(missing)}, so mlx-lm computes with its "
+                "own defaults; copy what rope_parameters says to these keys"
+            )
 
     def layout(self, config: Config) -> Sequence[Held]:
         """See ``Format``."""
