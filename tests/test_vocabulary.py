@@ -312,6 +312,14 @@ def test_tokens_that_a_step_added_may_be_left(trims: list[str], tmp_path: Path) 
     assert not growkit.verify(source, out, QUICK)["kept"]  # the control
 
 
+def test_tokens_are_left_out_of_what_is_rounded(trimmed: tuple[Path, Path], tmp_path: Path) -> None:
+    source, out = trimmed[0], tmp_path / "out"
+    result = growkit.shrink(source, out, ids="0-300", dtype="bfloat16", verify=QUICK)
+    assert result["kept"], result["verification"]["reason"]
+    spoil_weights(out)
+    assert not growkit.verify(source, out, QUICK)["kept"]  # the control
+
+
 @pytest.mark.sampled(1, "apertus1p5_text")
 @pytest.mark.parametrize("kind", ["gemma4_text", "apertus1p5_text"])
 def test_new_tokens_have_rows_in_all_tables(kind: str, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from growkit.engine.strict import strict_float64
 from growkit.proof.check import Check
 from growkit.proof.logits import Function
 from growkit.proof.pair import Pair
+from growkit.proof.weights import as_planned
 from growkit.results.proof_result import Finding, Section
 
 
@@ -25,7 +26,7 @@ def compare_tokens_left(pair: Pair, function: Function) -> Section | None:
         return None
     ids, place = pair.prompts.windows[0][:TOKENS_FIRST], function.strict.side.place
     with strict_float64():
-        source = Layerwise(pair.stored, torch.float64, place)
+        source = Layerwise(as_planned(pair.stored, pair.lineage), torch.float64, place)
         state = last_state(source.stages([Call(torch.tensor(kept)[ids])]))
         with source.head() as head:
             logits = head(state)
