@@ -304,12 +304,25 @@ def test_tokens_that_a_step_added_may_be_left(trims: list[str], tmp_path: Path) 
     result = growkit.run(growkit.Recipe(str(source), steps, str(out), QUICK))
     assert result["kept"], result["verification"]["reason"]
     kept = [*range(20)] if len(trims) == 1 else [3, 4, 5, 6, 7, 8]
+    left = AutoTokenizer.from_pretrained(out).get_vocab()
+    assert left == {f"word{number}": at for at, number in enumerate(kept)}
     ids = torch.arange(len(kept))[None]
     expected = logits_of(load_strict(source), torch.tensor([kept]))[:, kept]
     assert distance(expected, logits_of(load_strict(out), ids)[:, : len(kept)]) < 1e-12
     with edit_weights(out) as weights:
         weights["lm_head.weight"][[1, 2]] = weights["lm_head.weight"][[2, 1]]
     assert not growkit.verify(source, out, QUICK)["kept"]  # the control
+
+
+def test_a_text_is_read_with_the_tokens_that_are_left(tmp_path: Path) -> None:
+    source, text = with_tokenizer(tmp_path / "source", "bpe"), tmp_path / "text"
+    text.write_text("<|endoftext|>".join(DOCUMENTS), "utf-8")
+    options = {"rank": "10", "calibration": str(text)}
+    compress = growkit.ConvertStep("mla", options)
+    trim = growkit.ShrinkStep("vocabulary", vocab_of=str(text))
+    for steps, out in (((trim, compress), "first"), ((compress, trim), "last")):
+        growkit.run(growkit.Recipe(str(source), steps, str(tmp_path / out), None))
+    assert relative_error(tmp_path / "first", tmp_path / "last") < 1e-12
 
 
 def test_tokens_are_left_out_of_what_is_rounded(trimmed: tuple[Path, Path], tmp_path: Path) -> None:

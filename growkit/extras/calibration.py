@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +21,7 @@ from growkit.base.options import Option
 from growkit.base.progress import current
 from growkit.base.settings import Settings
 from growkit.base.tensors import main_dtype, total_bytes
+from growkit.extras.planned_tokenizer import with_tokenizer
 from growkit.model.model import Model
 from growkit.results.growth_result import RankTried
 
@@ -77,7 +77,8 @@ def windows_of(source: Model, text: str | None, count: int | None = None) -> Seq
     """
     from growkit.engine.prompts import make_prompts
 
-    return make_prompts(Settings(text, count), Path(source.where()), source.config).windows
+    with with_tokenizer(source) as folder:
+        return make_prompts(Settings(text, count), folder.path, source.config).windows
 
 
 def smallest_rank(

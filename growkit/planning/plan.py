@@ -219,12 +219,12 @@ class Planned(Model):
         self.config, self.plan = plan.config, plan
         self.described = source.described if isinstance(source, Model) else None
         self.tensors = {rule.target: rule.info for rule in plan.rules}
-        self._source = source
+        self.source = source
 
     def where(self, name: str | None = None) -> str:
         """The file of the tensor's first source."""
         sources = self.plan.by_target[name].sources if name else ()
-        return self._source.where(sources[0] if sources else None)
+        return self.source.where(sources[0] if sources else None)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """Compute the tensor, a few rows at a time if its transform can."""
@@ -232,21 +232,21 @@ class Planned(Model):
         self.check_duplicates(rule.sources)
         rows, *others = rule.info.shape or (1,)
         step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
-        source = _Once(self._source)
+        source = _Once(self.source)
         for start in range(0, max(rows, 1), step):
             yield _made(rule, source, [slice(start, min(start + step, rows))])
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """Compute a part of a tensor."""
         if any(where):
-            return _made(self.plan.by_target[name], self._source, where)
+            return _made(self.plan.by_target[name], self.source, where)
         blocks = list(self.blocks(name))
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def cuts(self, name: str) -> int:
         """The cuts of its sources, if a part of it needs only parts of them."""
         rule = self.plan.by_target[name]
-        cuts = (self._source.cuts(name) for name in rule.sources)
+        cuts = (self.source.cuts(name) for name in rule.sources)
         return min(cuts, default=tensors.ANYWHERE) if rule.transform.local else 0
 
     def check_duplicates(self, of: Collection[str]) -> None:
@@ -259,10 +259,10 @@ class Planned(Model):
             InputError: a duplicate differs.
         """
         for name, original in self.plan.duplicates.items():
-            for rows in tensors.parts(self._source, name) if original in of else ():
-                if not self._source.read(name, rows).equal(self._source.read(original, rows)):
+            for rows in tensors.parts(self.source, name) if original in of else ():
+                if not self.source.read(name, rows).equal(self.source.read(original, rows)):
                     raise InputError(
-                        f"{name} in {self._source.where(name)} differs from the embedding that it "
+                        f"{name} in {self.source.where(name)} differs from the embedding that it "
                         "is tied to; set tie_word_embeddings to false, or remove it"
                     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from growkit.base.errors import InputError
 from growkit.base.options import Option
 from growkit.base.units import size, spans
+from growkit.extras.planned_tokenizer import with_tokenizer
 from growkit.extras.shrinking.kept_tokens import kept_tokens, with_tokens
 from growkit.extras.shrinking.selecting import Selected
 from growkit.extras.shrinking.token_ids import ids_in
@@ -54,25 +55,30 @@ class Trim(Operation):
         """See ``growkit.planning.operation.Operation``."""
         if len(options) != 1:
             raise InputError("the tokens to keep are named in one way: by vocab, vocab_of or ids")
-        folder = Folder(source.where())
-        content = read_tokenizer(folder)
-        documents = _documents(options[VOCAB_OF.name]) if VOCAB_OF.name in options else []
-        old = source.sizes["vocab"]
-        kept = _tokens_to_keep(source, folder, content, options, documents)
-        if len(kept) == old:
-            raise InputError(f"all {old} tokens of {source.where()} would be kept")
-        tokens = kept_tokens(kept, partial(write_trimmed, content=content, kept=kept))
-        plan = _plan(source, tokens)
-        lost = (
-            f"{old - len(kept)} of {old} tokens no longer share the softmax: logits of the "
-            f"{len(kept)} others stay, their probabilities do not"
-        )
-        warnings = _differences(folder, tokens, new_ids(content, kept), documents)
-        if documents and Path(options[VOCAB_OF.name]).stat().st_size > MAX_TEXT:
-            warnings.append(f"only the tokens of the first {size(MAX_TEXT)} of the text are kept")
-        ids = spans(kept, "-")
-        settled = {VOCAB.name: None, VOCAB_OF.name: None, IDS.name: ids}
-        return Change([plan], lost=lost, settled=settled, warnings=warnings)
+        with with_tokenizer(source) as folder:
+            return _change(source, folder, options)
+
+
+def _change(source: Model, folder: Folder, options: Mapping[str, str]) -> Change:
+    """The change of a model whose tokenizer is in a folder."""
+    content = read_tokenizer(folder)
+    documents = _documents(options[VOCAB_OF.name]) if VOCAB_OF.name in options else []
+    old = source.sizes["vocab"]
+    kept = _tokens_to_keep(source, folder, content, options, documents)
+    if len(kept) == old:
+        raise InputError(f"all {old} tokens of {source.where()} would be kept")
+    tokens = kept_tokens(kept, partial(write_trimmed, content=content, kept=kept))
+    plan = _plan(source, tokens)
+    lost = (
+        f"{old - len(kept)} of {old} tokens no longer share the softmax: logits of the "
+        f"{len(kept)} others stay, their probabilities do not"
+    )
+    warnings = _differences(folder, tokens, new_ids(content, kept), documents)
+    if documents and Path(options[VOCAB_OF.name]).stat().st_size > MAX_TEXT:
+        warnings.append(f"only the tokens of the first {size(MAX_TEXT)} of the text are kept")
+    ids = spans(kept, "-")
+    settled = {VOCAB.name: None, VOCAB_OF.name: None, IDS.name: ids}
+    return Change([plan], lost=lost, settled=settled, warnings=warnings)
 
 
 def _documents(text: str) -> list[str]:
