@@ -331,6 +331,21 @@ def test_a_list_that_is_null_stays_null(layers: str, tmp_path: Path) -> None:
     assert relative_error(source, out) < 1e-12
 
 
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [({"layers": "12"}, "choose another number of layers"), ({"place": "0"}, "leave out --place")],
+)
+def test_a_period_that_cannot_stay_is_told_with_a_remedy(
+    options: dict[str, str], remedy: str, tmp_path: Path
+) -> None:
+    types = ["sliding_attention"] * 5 + ["full_attention"]
+    source = save_model(tmp_path / "source", "gemma3_text", num_hidden_layers=6, layer_types=types)
+    asked = {"kind": "sliding_attention", "dry_run": True, **options}
+    (told,) = growkit.grow(source, tmp_path / "out", method="depth", **asked)["warnings"]
+    assert "would take layer 5" in told
+    assert told.endswith(remedy)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "changes", "options", "config"), listed("depth", "keys that go with the layers")

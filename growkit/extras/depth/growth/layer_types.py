@@ -120,6 +120,10 @@ def deeper_config(
         order = _fit_kinds(source, config, order, Types({}, {}), movable)
     config = layered(order)
     config, warnings, contradicting = _contradicted(family, config, order, types, others, said)
+    if any(layer.idle for layer in order):
+        placed = options.get("place", PLACES[0]) != PLACES[0]
+        remedy = "leave out --place" if placed else "choose another number of layers"
+        warnings = [f"{warning}; {remedy}" for warning in warnings]
     return config, order, warnings, contradicting
 
 
@@ -268,11 +272,10 @@ def _contradicted(
     repeated = (_repeated(said, types.after[key], 0) for key in others)
     contradicting |= {keys[0] for keys in repeated if keys}
     left_out = "".join(f"; {key} is left out" for key in sorted(contradicting))
-    remedy = "; leave out --place" if any(layer.idle for layer in order) else ""
     warning = (
         f"software that derives {listed} from the index of a layer instead of reading it would "
         f"take layer {place} ({values[listed][place]}) for {types.after[listed][place]}"
-        f"{left_out}{remedy}"
+        f"{left_out}"
     )
     config = {key: value for key, value in config.items() if key not in contradicting}
     return config, [warning], contradicting
