@@ -153,7 +153,8 @@ import sys
 sys.modules["growkit"] = None  # any import of it fails
 import torch
 from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True, dtype=torch.float64)
+folder = "größer 2"  # any name
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float64)
 ids = torch.tensor([[1, 2, 3, 4, 5]])
 out = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
 print(type(model).__module__, out[0].tolist(), sep="|")
@@ -166,7 +167,7 @@ def test_folders_load_in_a_python_without_growkit(tmp_path: Path) -> None:
     source = tmp_path / "source"
     save_model(source, "diff_transformer", integral="causal", lambda_std_dev=0.3)
     sizes = {"hidden": "x2", "signal_heads": "x3"}
-    growkit.grow(source, tmp_path / "out", method="group-diff", verify=None, **sizes)
+    growkit.grow(source, tmp_path / "größer 2", method="group-diff", verify=None, **sizes)
     modules = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
     run: dict[str, Any] = {"env": os.environ | modules, "cwd": tmp_path, "check": True}
     ran = subprocess.run([sys.executable, "-c", LOADS_ALONE], stdout=subprocess.PIPE, **run)

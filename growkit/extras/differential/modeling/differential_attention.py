@@ -16,6 +16,7 @@ Shapes: signal, noise and key_heads are numbers of heads (query head i reads key
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
@@ -668,7 +669,8 @@ def _loop(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     return heads, sums.columns, nothing if sums.rest is None else sums.rest.clone()
 
 
-_SPACE = __name__.replace(".", "_")  # copies of this file do not share their operations
+_SPACE = re.sub(r"\W", lambda found: f"_{ord(found[0]):x}_", __name__, flags=re.ASCII)
+"""Of operations, which copies of this file do not share; a folder's name may have any letters."""
 
 
 _LOOP = (

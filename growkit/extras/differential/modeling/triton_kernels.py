@@ -15,6 +15,7 @@ which bounds G in every tile. Σ r ≤ (e - 2) Σ G² in a row of a tile; tiles 
 a 64th of the dtype's spacing count as 0, all others are computed.
 """
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -1266,7 +1267,8 @@ def _backward_of_tiles(
 
 
 # Graphs take both as they are: custom operations, whose names differ between copies of this file.
-_SPACE = "kernels_" + __name__.replace(".", "_")
+_NAME = re.sub(r"\W", lambda found: f"_{ord(found[0]):x}_", __name__, flags=re.ASCII)
+_SPACE = f"kernels_{_NAME}"
 
 
 @torch.library.custom_op(f"{_SPACE}::with_integral", mutates_args=())
