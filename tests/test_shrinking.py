@@ -215,6 +215,9 @@ def test_what_cannot_be_undone_is_refused(tmp_path: Path) -> None:
     growkit.convert(source, tmp_path / "latent", "mla", verify=False)
     assert "cannot be recovered" in refusal("shrink", tmp_path / "latent", out)
     growkit.grow(source, tmp_path / "grown", hidden="x2", verify=False)
+    deeper, undo = GrowStep("depth", layers="x2"), growkit.ShrinkStep("undo", {})
+    with pytest.raises(growkit.InputError, match="make shrink: undo the first step"):
+        growkit.run(Recipe(str(tmp_path / "grown"), (deeper, undo), str(out), None))
     growkit.shrink(tmp_path / "grown", tmp_path / "back", verify=False)
     assert "made smaller itself" in refusal("shrink", tmp_path / "back", out)
     shutil.copy(tmp_path / "grown" / "growkit.json", source)

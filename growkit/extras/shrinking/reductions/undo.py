@@ -94,6 +94,11 @@ def _growth_of(source: Model) -> _Growth:
     from growkit.model.families.family import unlisted_family
 
     folder = Folder(source.where())
+    if isinstance(source, Planned):
+        raise InputError(
+            f"only the growth of {folder} itself can be undone, not what steps before made of it; "
+            "make shrink: undo the first step"
+        )
     recipe = read_record(folder)
     if recipe is None:
         raise InputError(
