@@ -71,6 +71,36 @@ def test_a_wrong_setting_is_named(tmp_path: Path, case: int, seed: int) -> None:
     assert told in result.reason
 
 
+VALUES: list[tuple[str, dict[str, Any], str]] = listed("engines", "values")
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("case", range(len(VALUES)))
+def test_any_value_of_a_setting_is_found(tmp_path: Path, case: int, seed: int) -> None:
+    kind, changes, told = VALUES[case]
+    source = source_of(tmp_path / "source", kind, seed)
+    wrong = shutil.copytree(source, tmp_path / "wrong")
+    edit_config(wrong, **changes)
+    result = verdict_of(source, as_run(wrong, tmp_path / "logits", "float32", seed))
+    assert told in result.reason
+
+
+@pytest.mark.sampled(1, "float32-0-llama")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", MODELS)
+def test_no_value_of_a_setting_stands_for_a_fault(
+    tmp_path: Path, kind: str, seed: int, dtype: str
+) -> None:
+    source = source_of(tmp_path / "source", kind, seed)
+    wrong = shutil.copytree(source, tmp_path / "wrong")
+    parts = ["layers.1.*q_proj.weight", "layers.0.*v_proj.weight", "layers.1.*layernorm.weight"]
+    edited(parts[seed % 3], lambda w: w * (1.3 + seed / 10))(wrong)
+    result = verdict_of(source, as_run(wrong, tmp_path / "logits", dtype, seed))
+    assert " in place of " not in result.reason
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("seed", range(20))

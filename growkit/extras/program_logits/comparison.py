@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
-from math import gcd, isfinite
+from math import gcd, inf, isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +25,13 @@ from growkit.engine.transformers_class import resolved, tokens_of
 from growkit.extras.program_logits.guesses import (
     Edited,
     Guess,
+    closer_values,
+    guess_of_value,
     guesses_of_conventions,
     guesses_of_forms,
     guesses_of_settings,
     guesses_of_tokens,
+    numbers_in,
 )
 from growkit.extras.program_logits.logits_file import Columns, LogitsFile
 from growkit.extras.spool import Spool
@@ -42,6 +45,19 @@ BLOCK, LARGEST = 256, 127
 
 LEAST_SCALE = 1e-3
 """Least difference of a factor of logits from 1."""
+
+POWERS = (-3, -2, -1, -0.5, 0.5, 1, 2, 3)
+"""Powers of ten by which a setting is multiplied at first, to find its value in a program."""
+
+FITTED, FITTED_TOKENS = 2, 64
+"""Number of settings that are varied in the last rounds, and of positions that decide between them:
+a run with each value costs as much as one of the whole model."""
+
+ROUNDS, MAX_ROUNDS, GAIN = 4, 12, 4
+"""Rounds after which the KL must be lower by a factor, and the most of them."""
+
+DIGITS = (1, 2, 3, 4, 5, 17)
+"""Numbers of digits to which the value that is found is rounded."""
 
 Look = Callable[[int, Stage], None]
 """Looks at a stage, with the number of its states in the file."""
@@ -168,17 +184,61 @@ class Engine:
         Raises:
             InputError: the class cannot run, or the file has states of another size.
         """
-        config, count = self._weights.config, len(self.file.ids)
+        config = self._weights.config
+        guesses = [NOTHING, *guesses_of_settings(config), *guesses_of_tokens(config)]
+        return self._compare(guesses, self._keep)
+
+    def fit_values(self, base: Errors, enough: float) -> dict[Guess, Errors]:
+        """Compare with values of settings that come closer and closer to the program's.
+
+        Args:
+            base: errors without a guess.
+            enough: KL in nats per token at which a value is found.
+
+        Returns:
+            The errors with the value that comes closest, the roundest form of it first.
+        """
+        numbers = numbers_in(self._weights.config)
+        if not numbers:
+            return {}
+        tokens = int(self.file.positions.min()) + FITTED_TOKENS
+        kls = {key: {value: base.mean} for key, value in numbers.items()}
+        values = {key: [value * 10**power for power in POWERS] for key, value in numbers.items()}
+        for tried in range(MAX_ROUNDS):
+            guesses = [
+                guess_of_value(key, numbers[key], value)
+                for key, others in values.items()
+                for value in others
+            ]
+            for guess, errors in self._compare(guesses, tokens=tokens).items():
+                del self._strict[guess]  # the states of all of them together would be large
+                for key, value in guess.settings.items():
+                    kls[key][value] = errors.mean if isfinite(errors.mean) else inf
+            left = max(FITTED, len(numbers) >> tried)  # one round does not show which is right
+            chosen = sorted(kls, key=lambda key: min(kls[key].values()))[:left]
+            least = min(min(of.values()) for of in kls.values())
+            if least <= enough or (tried == ROUNDS and least > base.mean / GAIN):
+                break
+            values = {key: closer_values(kls[key]) for key in chosen}
+        best = min(kls[chosen[0]], key=lambda value: kls[chosen[0]][value])
+        rounded = dict.fromkeys(float(f"{best:.{digits}g}") for digits in DIGITS)
+        return self._compare(guess_of_value(chosen[0], numbers[chosen[0]], of) for of in rounded)
+
+    def _compare(
+        self, guesses: Iterable[Guess], look: Look | None = None, tokens: int | None = None
+    ) -> dict[Guess, Errors]:
+        """Compare with strict float64 with settings and tokens, in one walk."""
+        count = len(self.file.ids)
         with strict_float64():
             model = Layerwise(self._weights, torch.float64, CPU)
-            guesses = [*guesses_of_settings(config), *guesses_of_tokens(config)]
-            possible = [NOTHING, *(guess for guess in guesses if _differs(model, guess))]
-            while True:
+            possible = [guess for guess in guesses if _differs(model, guess)]
+            ends: list[Tensor] = []
+            while possible:
                 try:
-                    ends = self._walk(model, possible, self._keep)
+                    ends = self._walk(model, possible, look, tokens)
                     break
                 except CallError as error:
-                    if not (wrong := error.call // count):
+                    if possible[wrong := error.call // count] is NOTHING:
                         raise
                     del possible[wrong]
         for number, guess in enumerate(possible):
@@ -270,11 +330,15 @@ class Engine:
             hook.remove()
 
     def _walk(
-        self, model: Layerwise, guesses: Sequence[Guess], look: Look | None = None
+        self,
+        model: Layerwise,
+        guesses: Sequence[Guess],
+        look: Look | None = None,
+        tokens: int | None = None,
     ) -> list[Tensor]:
-        """Run every sequence with every guess; return the outputs of the last layer."""
+        """Run the first tokens of every sequence with every guess; return the last states."""
         calls = [
-            Call(guess.ids(ids), settings=guess.settings)
+            Call(guess.ids(ids)[:tokens], settings=guess.settings)
             for guess in guesses
             for ids in self.file.ids
         ]

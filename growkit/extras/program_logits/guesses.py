@@ -58,7 +58,7 @@ SETTINGS: tuple[tuple[str, Values], ...] = (
     ),
     (
         r"num_experts_per_tok|moe_top_?k|moe_k|top_k_experts",
-        lambda value, config: (max(1, value - 1), value + 1),
+        lambda value, config: (max(1, value - 1), value + 1, 1, max(1, value // 2), 2 * value),
     ),
     (r"n_group|topk_group", _these(1)),
     (r"hidden_act(ivation)?", _these("silu", "gelu", "gelu_pytorch_tanh", "quick_gelu", "relu")),
@@ -122,11 +122,7 @@ def guesses_of_settings(config: Config) -> Iterator[Guess]:
             alike = {name: entries[name] for name in entries if name.rpartition(".")[2] == last}
             for other in dict.fromkeys([*values(value, config), *alike.values()]):
                 if other != value:
-                    yield Guess(
-                        f"computes with {key} {_shown(other)} in place of {_shown(value)}",
-                        f"set {key} to {_shown(value)} there",
-                        {key: other},
-                    )
+                    yield guess_of_value(key, value, other)
             if len({*alike.values()}) == len(alike) == 2 and key == min(alike):
                 one, other = alike
                 yield Guess(
@@ -136,6 +132,57 @@ def guesses_of_settings(config: Config) -> Iterator[Guess]:
                 )
             break
     yield from _guesses_of_kinds(config)
+
+
+def guess_of_value(key: str, value: Any, other: Any) -> Guess:
+    """Another value of a key of the config; a whole number in place of one."""
+    other = round(other) if type(value) is int and isinstance(other, float) else other
+    return Guess(
+        f"computes with {key} {_shown(other)} in place of {_shown(value)}",
+        f"set {key} to {_shown(value)} there",
+        {key: other},
+    )
+
+
+def numbers_in(config: Config) -> dict[str, float]:
+    """The positive numbers of a complete config that are no sizes, by key."""
+    return {
+        key: value
+        for key, value in _entries(config)
+        if (isinstance(value, float) or (type(value) is int and re.search("rope_|scal", key)))
+        and 0 < value < math.inf
+        and not re.search(r"dropout|initializer|loss", key)
+    }
+
+
+def closer_values(tried: Mapping[float, float]) -> list[float]:
+    """Values of a setting to try next, so that the KL comes closer to zero.
+
+    Near the right value, the root of the KL grows linearly to both sides. Most settings are round
+    numbers, so that the roundest one near each value is tried as well.
+
+    Args:
+        tried: KL in nats per token, by value.
+    """
+    values = sorted(tried)
+    best = min(values, key=lambda value: tried[value])
+    place = values.index(best)
+    low = values[place - 1] if place else best / 1000
+    high = values[place + 1] if place + 1 < len(values) else best * 1000
+    near = [math.sqrt(low * best), math.sqrt(best * high)]
+    for other in tried.keys() & {low, high}:
+        error, another = math.sqrt(tried[best]), math.sqrt(tried[other])
+        for total in (error + another, error - another):
+            if math.isfinite(total) and total:
+                near.append(best + (other - best) * error / total)
+    inside = [value for value in near if low < value < high and value not in tried]
+    return [*dict.fromkeys([*(_roundest(value, low, high) for value in inside), *inside])]
+
+
+def _roundest(value: float, low: float, high: float) -> float:
+    """The value with the fewest digits between two others, rounded to which it is nearest."""
+    rounded = (float(f"{value:.{digits}g}") for digits in range(1, 17))
+    return next((number for number in rounded if low < number < high), value)
 
 
 def _guesses_of_kinds(config: Config) -> Iterator[Guess]:

@@ -36,6 +36,9 @@ explain its logits without it: less does not matter."""
 BESIDE = 0.01
 """Largest part of a mistake's KL that rounding may leave which is wider than the file says."""
 
+UNEXPLAINED = 0.05
+"""Largest part of the KL that may be left with a value of a setting that was searched."""
+
 MAX_NAMED = 3
 """Largest number of mistakes in a sentence that these logits do not tell apart."""
 
@@ -142,7 +145,8 @@ def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding
     causes = _causes(engine, judge, errors)
     if not causes and not judge.explains(base):
         errors |= engine.compare_conventions()
-        causes = _causes(engine, judge, errors) or _narrower(engine, errors)
+        causes = _causes(engine, judge, errors) or _fitted(engine, judge, errors)
+        causes = causes or _narrower(engine, errors)
     kept = not causes and judge.explains(base)
     states = engine.states
     first, ratio = judge.first_layer(states), judge.inflation(base)
@@ -179,6 +183,24 @@ def _judge(source: Checkpoint, file: LogitsFile) -> tuple[EngineProgram, Finding
         finding.sentence = f"{file.program} gives numbers that are not finite {where}"
         finding.advice = "write logits as they are before tokens are masked or chosen"
     return program, finding, base
+
+
+def _fitted(engine: Engine, judge: Judge, errors: dict[Guess, Errors]) -> list[Guess]:
+    """Another value of a setting than the usual ones, if it explains the logits.
+
+    It must leave little of their KL: with a value of its own, a setting always explains a part.
+
+    Args:
+        engine: the logits.
+        judge: for the class in the program's dtype.
+        errors: receives the errors with the value.
+    """
+    base = errors[NOTHING]
+    values = engine.fit_values(base, judge.own.mean) if math.isfinite(base.mean) else {}
+    fitted = {guess: of for guess, of in values.items() if of.mean < UNEXPLAINED * base.mean}
+    causes = _causes(engine, judge, {NOTHING: base, **fitted})[:1]
+    errors |= {guess: fitted[guess] for guess in causes}
+    return causes
 
 
 def _narrower(engine: Engine, errors: dict[Guess, Errors]) -> list[Guess]:
