@@ -31,6 +31,7 @@ from growkit.extras.program_logits.guesses import (
     guesses_of_forms,
     guesses_of_settings,
     guesses_of_tokens,
+    guesses_of_windows,
     numbers_in,
 )
 from growkit.extras.program_logits.logits_file import Columns, LogitsFile
@@ -187,6 +188,10 @@ class Engine:
         config = self._weights.config
         guesses = [NOTHING, *guesses_of_settings(config), *guesses_of_tokens(config)]
         return self._compare(guesses, self._keep)
+
+    def compare_windows(self, first: int) -> dict[Guess, Errors]:
+        """Compare with shorter windows, with which a position is the first that differs."""
+        return self._compare(guesses_of_windows(self._weights.config, first))
 
     def fit_values(self, base: Errors, enough: float) -> dict[Guess, Errors]:
         """Compare with values of settings that come closer and closer to the program's.

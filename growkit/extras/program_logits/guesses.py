@@ -42,13 +42,16 @@ def _these(*values: Any) -> Values:
 OFF = 1 << 20
 """A window that no sequence fills."""
 
+WINDOW = r"\w*window(_size)?|attention_chunk_size"
+"""Keys of windows, by their last part."""
+
 SETTINGS: tuple[tuple[str, Values], ...] = (
     (r"rope_theta|rope_local_base_freq|rotary_emb_base", _these(1e4, 1e5, 5e5, 1e6)),
     (r"rope_type", _these("default")),
     (r"partial_rotary_factor|rotary_pct", _these(1.0, 0.5, 0.25)),
     (r"\w*eps(ilon)?", _these(1e-5, 1e-6, 1e-8, 1e-12)),
     (r"\w*softcap(ping)?", _these(None)),
-    (r"\w*window(_size)?", lambda value, config: (OFF, value + 1, value - 1)),
+    (WINDOW, lambda value, config: (OFF, value + 1, value - 1, max(1, value // 2), 2 * value)),
     (r"query_pre_attn_scalar", _of_heads(1)),
     (r"attention_multiplier|attn_scale", _of_heads(-0.5)),
     (r"\w*(multiplier|_scal(e|ing)|scaling_factor)", _these(1.0)),
@@ -142,6 +145,14 @@ def guess_of_value(key: str, value: Any, other: Any) -> Guess:
         f"set {key} to {_shown(value)} there",
         {key: other},
     )
+
+
+def guesses_of_windows(config: Config, first: int) -> Iterator[Guess]:
+    """Shorter windows than those of a config, with which a position is the first that differs."""
+    for key, value in _entries(config):
+        is_window = re.fullmatch(WINDOW, key.rpartition(".")[2]) and type(value) is int
+        if is_window and 0 < first < value:
+            yield guess_of_value(key, value, first)
 
 
 def numbers_in(config: Config) -> dict[str, float]:

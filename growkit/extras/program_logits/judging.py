@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from growkit.base.errors import InputError
@@ -35,6 +36,9 @@ explain its logits without it: less does not matter."""
 
 BESIDE = 0.01
 """Largest part of a mistake's KL that rounding may leave which is wider than the file says."""
+
+FAR = 100
+"""KL of a position that differs, over the largest of the source's class in the program's dtype."""
 
 UNEXPLAINED = 0.05
 """Largest part of the KL that may be left with a value of a setting that was searched."""
@@ -196,11 +200,20 @@ def _fitted(engine: Engine, judge: Judge, errors: dict[Guess, Errors]) -> list[G
         errors: receives the errors with the value.
     """
     base = errors[NOTHING]
-    values = engine.fit_values(base, judge.own.mean) if math.isfinite(base.mean) else {}
-    fitted = {guess: of for guess, of in values.items() if of.mean < UNEXPLAINED * base.mean}
-    causes = _causes(engine, judge, {NOTHING: base, **fitted})[:1]
-    errors |= {guess: fitted[guess] for guess in causes}
-    return causes
+    if not math.isfinite(base.mean):
+        return []
+    different = base.kl > FAR * float(judge.own.kl.nan_to_num().max())
+    first = engine.file.positions.repeat(len(engine.file.ids))[different].tolist()
+    for search in (
+        partial(engine.compare_windows, min(first, default=0)),
+        partial(engine.fit_values, base, judge.own.mean),
+    ):
+        values = {guess: of for guess, of in search().items() if of.mean < UNEXPLAINED * base.mean}
+        causes = _causes(engine, judge, {NOTHING: base, **values})[:1]
+        if causes:
+            errors |= {guess: values[guess] for guess in causes}
+            return causes
+    return []
 
 
 def _narrower(engine: Engine, errors: dict[Guess, Errors]) -> list[Guess]:
