@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -25,7 +25,6 @@ from growkit.engine.transformers_class import resolved, tokens_of
 from growkit.extras.program_logits.guesses import (
     Edited,
     Guess,
-    closer_values,
     guess_of_value,
     guesses_of_conventions,
     guesses_of_forms,
@@ -35,6 +34,7 @@ from growkit.extras.program_logits.guesses import (
     numbers_in,
 )
 from growkit.extras.program_logits.logits_file import Columns, LogitsFile
+from growkit.extras.program_logits.value_search import closest_value
 from growkit.extras.spool import Spool
 from growkit.model.checkpoint.reading import Checkpoint
 
@@ -47,18 +47,8 @@ BLOCK, LARGEST = 256, 127
 LEAST_SCALE = 1e-3
 """Least difference of a factor of logits from 1."""
 
-POWERS = (-3, -2, -1, -0.5, 0.5, 1, 2, 3)
-"""Powers of ten by which a setting is multiplied at first, to find its value in a program."""
-
-FITTED, FITTED_TOKENS = 2, 64
-"""Number of settings that are varied in the last rounds, and of positions that decide between them:
-a run with each value costs as much as one of the whole model."""
-
-ROUNDS, MAX_ROUNDS, GAIN = 4, 12, 4
-"""Rounds after which the KL must be lower by a factor, and the most of them."""
-
-DIGITS = (1, 2, 3, 4, 5, 17)
-"""Numbers of digits to which the value that is found is rounded."""
+FITTED_TOKENS = 64
+"""Number of positions that decide between values of a setting, as there are many of them."""
 
 Look = Callable[[int, Stage], None]
 """Looks at a stage, with the number of its states in the file."""
@@ -207,9 +197,9 @@ class Engine:
         if not numbers:
             return {}
         tokens = int(self.file.positions.min()) + FITTED_TOKENS
-        kls = {key: {value: base.mean} for key, value in numbers.items()}
-        values = {key: [value * 10**power for power in POWERS] for key, value in numbers.items()}
-        for tried in range(MAX_ROUNDS):
+
+        def measure(values: Mapping[str, Sequence[float]]) -> dict[str, dict[float, float]]:
+            kls: dict[str, dict[float, float]] = {key: {} for key in values}
             guesses = [
                 guess_of_value(key, numbers[key], value)
                 for key, others in values.items()
@@ -219,15 +209,10 @@ class Engine:
                 del self._strict[guess]  # the states of all of them together would be large
                 for key, value in guess.settings.items():
                     kls[key][value] = errors.mean if isfinite(errors.mean) else inf
-            left = max(FITTED, len(numbers) >> tried)  # one round does not show which is right
-            chosen = sorted(kls, key=lambda key: min(kls[key].values()))[:left]
-            least = min(min(of.values()) for of in kls.values())
-            if least <= enough or (tried == ROUNDS and least > base.mean / GAIN):
-                break
-            values = {key: closer_values(kls[key]) for key in chosen}
-        best = min(kls[chosen[0]], key=lambda value: kls[chosen[0]][value])
-        rounded = dict.fromkeys(float(f"{best:.{digits}g}") for digits in DIGITS)
-        return self._compare(guess_of_value(chosen[0], numbers[chosen[0]], of) for of in rounded)
+            return kls
+
+        key, values = closest_value(measure, numbers, base.mean, enough)
+        return self._compare(guess_of_value(key, numbers[key], value) for value in values)
 
     def _compare(
         self, guesses: Iterable[Guess], look: Look | None = None, tokens: int | None = None

@@ -48,7 +48,7 @@ WINDOW = r"\w*window(_size)?|attention_chunk_size"
 SETTINGS: tuple[tuple[str, Values], ...] = (
     (r"rope_theta|rope_local_base_freq|rotary_emb_base", _these(1e4, 1e5, 5e5, 1e6)),
     (r"rope_type", _these("default")),
-    (r"partial_rotary_factor|rotary_pct", _these(1.0, 0.5, 0.25)),
+    (r"partial_rotary_factor|rotary_pct", _these(1.0, 0.75, 0.5, 0.4, 0.25)),
     (r"\w*eps(ilon)?", _these(1e-5, 1e-6, 1e-8, 1e-12)),
     (r"\w*softcap(ping)?", _these(None)),
     (WINDOW, lambda value, config: (OFF, value + 1, value - 1, max(1, value // 2), 2 * value)),
@@ -164,36 +164,6 @@ def numbers_in(config: Config) -> dict[str, float]:
         and 0 < value < math.inf
         and not re.search(r"dropout|initializer|loss", key)
     }
-
-
-def closer_values(tried: Mapping[float, float]) -> list[float]:
-    """Values of a setting to try next, so that the KL comes closer to zero.
-
-    Near the right value, the root of the KL grows linearly to both sides. Most settings are round
-    numbers, so that the roundest one near each value is tried as well.
-
-    Args:
-        tried: KL in nats per token, by value.
-    """
-    values = sorted(tried)
-    best = min(values, key=lambda value: tried[value])
-    place = values.index(best)
-    low = values[place - 1] if place else best / 1000
-    high = values[place + 1] if place + 1 < len(values) else best * 1000
-    near = [math.sqrt(low * best), math.sqrt(best * high)]
-    for other in tried.keys() & {low, high}:
-        error, another = math.sqrt(tried[best]), math.sqrt(tried[other])
-        for total in (error + another, error - another):
-            if math.isfinite(total) and total:
-                near.append(best + (other - best) * error / total)
-    inside = [value for value in near if low < value < high and value not in tried]
-    return [*dict.fromkeys([*(_roundest(value, low, high) for value in inside), *inside])]
-
-
-def _roundest(value: float, low: float, high: float) -> float:
-    """The value with the fewest digits between two others, rounded to which it is nearest."""
-    rounded = (float(f"{value:.{digits}g}") for digits in range(1, 17))
-    return next((number for number in rounded if low < number < high), value)
 
 
 def _guesses_of_kinds(config: Config) -> Iterator[Guess]:

@@ -239,6 +239,8 @@ Contents = tuple[Mapping[str, Any], Mapping[str, TensorInfo], Callable[..., Tens
 
 def _open(path: Path) -> Contents:
     folder = Folder(path.parent)
+    if not folder.has(path.name):
+        raise InputError(f"{path} does not exist; give a file with the logits of a program")
     if path.suffix != ".json":
         file = open_weights(folder, path.name)
         return file.metadata, file.tensors, file.read
