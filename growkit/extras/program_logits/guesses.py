@@ -35,6 +35,14 @@ def _of_heads(power: float) -> Values:
     return values
 
 
+def _of_pairs(value: Any, config: Config) -> Sequence[Any]:
+    """Parts of a head that have a whole number of rotary pairs."""
+    sizes = _of_heads(1)(value, config)
+    return [
+        part for part in (1.0, 0.75, 0.5, 0.4, 0.25) if not any(int(s * part) % 2 for s in sizes)
+    ]
+
+
 def _these(*values: Any) -> Values:
     return lambda value, config: values
 
@@ -48,7 +56,7 @@ WINDOW = r"\w*window(_size)?|attention_chunk_size"
 SETTINGS: tuple[tuple[str, Values], ...] = (
     (r"rope_theta|rope_local_base_freq|rotary_emb_base", _these(1e4, 1e5, 5e5, 1e6)),
     (r"rope_type", _these("default")),
-    (r"partial_rotary_factor|rotary_pct", _these(1.0, 0.75, 0.5, 0.4, 0.25)),
+    (r"partial_rotary_factor|rotary_pct", _of_pairs),
     (r"\w*eps(ilon)?", _these(1e-5, 1e-6, 1e-8, 1e-12)),
     (r"\w*softcap(ping)?", _these(None)),
     (WINDOW, lambda value, config: (OFF, value + 1, value - 1, max(1, value // 2), 2 * value)),
